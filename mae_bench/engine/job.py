@@ -1,0 +1,79 @@
+"""What a pipeline is given and what it gives back. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mae_bench.recipes import ResolvedTask
+from mae_bench.schema import Backbone
+
+if TYPE_CHECKING:
+    from mae_bench.data import Dataset
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is carried out. Nothing here may change a protocol's number except ``weights``, ``smoke`` and
+    ``eval_only``, which the record states."""
+
+    data: Path | None = None  # data root instead of $MAE_BENCH_DATA/<folder>
+    out: Path = Path("runs")
+    weights: Path | None = None  # encoder weights instead of the recipe's; with eval_only: the trained model
+    eval_only: bool = False
+    resume: bool = False
+    smoke: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: int = 2  # data loading processes
+    micro_batch: int = 0  # largest batch per device and forward pass; 0 = the protocol's. Accumulation makes up the rest
+    quiet: bool = False  # no progress display
+
+
+@dataclass
+class Job:
+    """One run: task x backbone x seed. ``folder`` exists and belongs to this run alone.
+
+    ``encoder_file`` is an already checked safetensors or .pth file in the layout that ``backbone.weights`` declares,
+    or None for a from-scratch run (``checkpoints.load.build_encoder`` reads it). ``task.values`` are the protocol's
+    values, already reduced where ``options.smoke`` is set.
+    """
+
+    task: ResolvedTask
+    backbone: Backbone
+    seed: int
+    options: Options
+    folder: Path
+    dataset: Dataset
+    encoder_file: Path | None
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, message: str) -> None:
+        """Say something that a reader of the number must know (a fallback, a skipped image); kept in the record."""
+        if message not in self.notes:
+            self.notes.append(message)
+
+
+@dataclass
+class Outcome:
+    """What a pipeline measured.
+
+    ``metrics`` are the values after the last step: they are the result. ``best`` holds, per metric, the best value of
+    all evaluations and stands beside it only. Percentages are in [0, 100].
+    """
+
+    metrics: dict[str, float]
+    best: dict[str, float] = field(default_factory=dict)
+    # {"step", "loss", "lr"} points and {"step", <metric>…} evaluations, thinned to at most 1000 points
+    history: list[dict[str, float]] = field(default_factory=list)
+    # what the recipe came to on this machine: lr, steps, batch, micro_batch, accumulation, world_size, precision, device
+    effective: dict[str, Any] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)  # LoadReport.as_dict() of the encoder
+    parameters: dict[str, int] = field(default_factory=dict)  # {"total", "trainable"}
+    per_class: dict[str, dict[str, float]] = field(default_factory=dict)  # class name -> metric -> value
+    baseline: dict[str, float] = field(default_factory=dict)  # metric -> value of a trivial prediction (majority, empty)
+    weights: Path | None = None  # the trained model, safetensors, in the run folder
+
+
+Pipeline = Callable[[Job], Outcome]

@@ -1,0 +1,42 @@
+"""Folders: the checkout, the bundled recipes, the cache, and where users keep data and weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+BUNDLED = PACKAGE / "_recipes"
+
+
+def checkout() -> Path | None:
+    """Root of the source checkout that this package is imported from, or None for an installed wheel."""
+    root = PACKAGE.parent
+    return root if (root / "backbones").is_dir() and (root / "tasks").is_dir() else None
+
+
+def recipe_roots() -> list[Path]:
+    """Folders that hold ``backbones/``, ``tasks/`` and ``results/``, the first one wins.
+
+    The checkout (or the recipes bundled in the wheel), then ``$MAE_BENCH_PATH`` (folders separated as in ``$PATH``),
+    then installed distributions that name a package of recipes under the entry point group ``mae_bench.recipes``.
+    """
+    roots = [checkout() or BUNDLED]
+    roots += [Path(part).expanduser() for part in os.environ.get("MAE_BENCH_PATH", "").split(os.pathsep) if part]
+    return roots
+
+
+def cache() -> Path:
+    """What can be made again: tiny data, made weights, smoke weights. ``$MAE_BENCH_CACHE`` moves it."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "mae_bench"
+    return Path(os.environ.get("MAE_BENCH_CACHE", default)).expanduser()
+
+
+def data_root() -> Path:
+    """Folder below which data sets are looked for by name. ``$MAE_BENCH_DATA``, default ``./data``."""
+    return Path(os.environ.get("MAE_BENCH_DATA", "data")).expanduser()
+
+
+def weights_root() -> Path:
+    """Folder of downloaded weight files. ``$MAE_BENCH_WEIGHTS``, default ``weights/`` in the cache."""
+    return Path(os.environ.get("MAE_BENCH_WEIGHTS", cache() / "weights")).expanduser()

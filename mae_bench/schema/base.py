@@ -1,0 +1,19 @@
+"""Strict pydantic base and the words that every recipe shares."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Size = Literal["t", "b", "l", "h"]
+Init = Literal["mae", "supervised", "scratch"]
+
+
+class Strict(BaseModel):
+    """A recipe section: unknown keys are errors, types are not coerced, instances do not change.
+
+    ``strict`` still admits an int where a float is meant (``epochs = 90``); it refuses ``"90"`` and ``true``.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -1,0 +1,77 @@
+"""A task recipe: a data set, a protocol, and its values in layers that say where each number comes from."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mae_bench.schema.base import Init, Size, Strict
+
+
+class DataSpec(Strict):
+    """Where a task's pictures and labels lie below the data root, and what they must look like."""
+
+    format: Literal["image_folder", "coco", "ade20k"]
+    folder: str = ""  # default root: $MAE_BENCH_DATA/<folder>
+    made: Literal["", "shapes"] = ""  # made by code into the cache (`mae_bench.data.synthetic`)
+    train: str  # image folder of the training split, below the root
+    val: str
+    train_annotations: str = ""  # coco: the JSON; ade20k: the folder of index PNGs
+    val_annotations: str = ""
+    classes: int = Field(0, ge=0)  # 0 = whatever the data has
+    zero_is_other: bool = False  # ade20k: label 0 is 'other' and is ignored; labels 1..classes become 0..classes-1
+    # Images per split that the protocol's data set has. Empty: the recipe takes any data of the format, and
+    # the data fingerprint is part of the protocol id.
+    expected: dict[Literal["train", "val"], int] = {}
+
+
+class When(Strict):
+    """The runs that a layer applies to; an empty list admits all."""
+
+    size: list[Size] = []
+    init: list[Init] = []
+
+    def admits(self, size: str, init: str) -> bool:
+        return (not self.size or size in self.size) and (not self.init or init in self.init)
+
+    def __str__(self) -> str:
+        parts = [f"{key} {'/'.join(names)}" for key, names in (("size", self.size), ("init", self.init)) if names]
+        return ", ".join(parts) or "all"
+
+
+class Layer(Strict):
+    """Values with one origin. Layers apply in file order, later ones win."""
+
+    when: When = When()
+    source: str = Field(min_length=1)  # table, file or commit; "ours" where nobody published the value
+    sources: dict[str, str] = {}  # key -> source, for the keys that differ from the layer's
+    values: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _sources_name_values(self) -> Layer:
+        for key in self.sources:
+            if key not in self.values:
+                raise ValueError(f"sources names '{key}', which this layer does not set")
+        return self
+
+
+class Refusal(Strict):
+    """Combinations that cannot be run, and why."""
+
+    when: When
+    reason: str
+
+
+class Task(Strict):
+    """A task recipe file, ``tasks/<name>/task.toml``."""
+
+    name: str
+    engine: Literal["classification", "detection", "segmentation", "pretraining"]
+    protocol: str = Field(pattern=r"^[a-z0-9.-]+@[0-9]+$")  # a bump of @N is another column in every table
+    metric: str  # primary metric, as named in the record
+    summary: str
+    reference: str  # where the protocol is published
+    data: DataSpec
+    refuse: list[Refusal] = []
+    layer: list[Layer] = Field(min_length=1)
