@@ -62,8 +62,9 @@ class FileWeights(Strict):
     layout: Literal["fair_mae", "deit", "fair_mae_finetuned"]  # key layout that the file must turn out to have
     url: str
     licence: str
-    sha256: str = ""  # whole-file hash where the publisher states one; empty = unverified, and the record says so
-    md5_prefix: str = ""
+    # Hash of the file, or its first digits, as published; both empty = unverified, and the record says so.
+    sha256: str = Field("", pattern="^[0-9a-f]{0,64}$")
+    md5_prefix: str = Field("", pattern="^[0-9a-f]{0,32}$")
     target: Literal["norm_pix", "pixel", "labels"]
     pretrain_data: str
     pretrain_epochs: int
