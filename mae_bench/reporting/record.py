@@ -1,0 +1,214 @@
+"""The record of one run: its schema, and how it is written and read. Imports no torch and no pandas.
+
+A record is one JSON file that is written once and never changed. It holds the number and everything that the number
+depends on (the practice of lm-evaluation-harness, which puts versions and hashes into every result).
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+
+from mae_bench.errors import UserError
+from mae_bench.recipes import explain
+from mae_bench.schema import Init, Size, Strict
+
+MAX_RECORD_BYTES = 16 << 20  # a record with 1000 classes and 1000 points of history takes well under 1 MB
+NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+
+
+def _undefined(value: object) -> object:
+    """JSON has no nan: a value that is not defined (AP of a class without objects) is stored as null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Value = Annotated[float | None, BeforeValidator(_undefined)]
+Values = dict[str, Value]
+Json = dict[str, JsonValue]
+Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]  # empty = there is no file
+
+
+class WeightsUsed(Strict):
+    """What the encoder started from; for an evaluation only, the trained model that was evaluated."""
+
+    kind: Literal["file", "made", "none", "synthetic"]  # synthetic: a random file, for a smoke run
+    sha256: Sha256 = ""
+    maker: Json = Field(default_factory=dict)  # made: run_id, hashes and commit of the run that made them
+    load: Json = Field(default_factory=dict)  # `LoadReport.as_dict()`: the proof that every tensor arrived
+
+
+class DataUsed(Strict):
+    """The data set as it was found on disk."""
+
+    format: str
+    fingerprint: Sha256
+    counts: dict[str, int]  # images per split
+    classes: int = 0
+    synthetic: bool = False  # made for a smoke run
+    matches: bool  # the data are those that the protocol names
+
+
+class Git(Strict):
+    """Commit of the checkout that ran; empty for an installed wheel."""
+
+    commit: str = ""
+    dirty: bool = False
+
+
+class Hardware(Strict):
+    """The computer that ran, as far as it matters for speed and rounding."""
+
+    cpu: str
+    cores: int
+    gpu: list[str] = Field(default_factory=list)  # one name per device
+    memory_gib: float
+    platform: str
+
+
+class Times(Strict):
+    """Start in UTC (ISO 8601) and duration of the whole run."""
+
+    started: str
+    seconds: float = Field(ge=0)
+
+
+class Record(Strict):
+    """One run: task x backbone x seed. Percentages are in [0, 100]; null = undefined."""
+
+    schema_version: Literal[1] = 1  # stays the first key: files are recognised by it
+    run_id: str = Field(min_length=1, max_length=300)
+    created: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)$")
+    task: str
+    engine: Literal["classification", "detection", "segmentation", "pretraining"]
+    metric: str  # the primary one; a key of `metrics`
+    # The column in every table: `recipe_protocol`, and what sets this run apart from it (+set:…, +data:…, +smoke).
+    protocol: str
+    recipe_protocol: str = Field(pattern=r"^[a-z0-9.-]+@[0-9]+$")
+    backbone: str
+    size: Size
+    init: Init
+    seed: int
+    smoke: bool = False  # two steps on made data: shows that the graph runs, measures nothing
+    eval_only: bool = False
+    metrics: Values  # after the last step: the result
+    best: Values = Field(default_factory=dict)  # of all evaluations; stands beside the result, never replaces it
+    baseline: Values = Field(default_factory=dict)  # a trivial prediction (majority class, no objects)
+    per_class: dict[str, Values] = Field(default_factory=dict)
+    history: list[Values] = Field(default_factory=list)
+    recipe: Json  # {"task": resolved values, "backbone": …, "origins": key -> {"place", "source"}}
+    recipe_hash: Sha256
+    ours: list[str] = Field(default_factory=list)  # keys whose value nobody published
+    overridden: list[str] = Field(default_factory=list)  # keys that --set changed
+    code_hash: Sha256
+    weights: WeightsUsed
+    data: DataUsed
+    effective: Json = Field(default_factory=dict)  # what the recipe came to here: lr, steps, precision, device, …
+    parameters: dict[str, int] = Field(default_factory=dict)
+    git: Git
+    versions: dict[str, str]
+    hardware: Hardware
+    times: Times
+    command: list[str]
+    notes: list[str] = Field(default_factory=list)  # what a reader of the number must know
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Record:
+        if self.metric not in self.metrics:
+            raise ValueError(f"metrics lacks the primary metric '{self.metric}'")
+        if self.protocol != self.recipe_protocol and not self.protocol.startswith(self.recipe_protocol + "+"):
+            raise ValueError(f"protocol '{self.protocol}' does not start with recipe_protocol '{self.recipe_protocol}'")
+        reasons = {"smoke": self.smoke, "overridden values": bool(self.overridden), "other data": not self.data.matches}
+        if self.protocol == self.recipe_protocol and any(reasons.values()):
+            why = ", ".join(reason for reason, holds in reasons.items() if holds)
+            raise ValueError(f"protocol '{self.protocol}' must say what sets the run apart from it ({why})")
+        return self
+
+    @property
+    def value(self) -> float | None:
+        """The primary metric after the last step."""
+        return self.metrics[self.metric]
+
+
+def one_line(text: object, limit: int = 300) -> str:
+    """``text`` for a message or a table: one printable line of at most ``limit`` characters."""
+    line = "".join(char if char.isprintable() else " " for char in str(text)[: 4 * limit])
+    line = " ".join(line.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def write_record(record: Record, folder: Path, name: str = "record.json") -> Path:
+    """Write ``folder/name``, whole or not at all, and never over another file.
+
+    Safe when several processes write at once: exactly one of them gets the name.
+
+    Raises:
+        UserError: the file exists already, or cannot be written (disk full, read-only folder).
+    """
+    target = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".record-", suffix=".tmp", dir=folder)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(record.model_dump_json(indent=1) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide the record from the group
+            _claim(Path(temporary), target)
+        finally:
+            with suppress(FileNotFoundError):
+                Path(temporary).unlink()
+        _sync_folder(folder)
+    except FileExistsError as error:
+        raise UserError(f"{target} exists and records are never overwritten; choose another --out or seed") from error
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}; free space or choose another --out") from error
+    return target
+
+
+def _claim(temporary: Path, target: Path) -> None:
+    """Give the finished file its name, or raise FileExistsError. A hard link is both atomic and exclusive."""
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        # File systems without hard links (exFAT, mounted cloud drives): claim the name, then move the file onto it.
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        temporary.replace(target)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name survive a power cut, where the system can."""
+    with suppress(PermissionError, OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_record(path: Path) -> Record:
+    """Read and validate one record.
+
+    Raises:
+        UserError: unreadable, too large, no JSON, or not the schema; one line that names the file and the key.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_RECORD_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if len(text) > MAX_RECORD_BYTES:
+        raise UserError(f"{path} is larger than {MAX_RECORD_BYTES} bytes: not a record")
+    try:
+        return Record.model_validate_json(text)
+    except ValidationError as error:
+        raise UserError(one_line(explain(error, Record, f"{path} is not a record"))) from error
