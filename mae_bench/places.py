@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import cache as once
+from importlib import metadata, util
 from pathlib import Path
+
+from mae_bench.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parent
 BUNDLED = PACKAGE / "_recipes"
@@ -23,7 +27,22 @@ def recipe_roots() -> list[Path]:
     """
     roots = [checkout() or BUNDLED]
     roots += [Path(part).expanduser() for part in os.environ.get("MAE_BENCH_PATH", "").split(os.pathsep) if part]
-    return roots
+    return roots + _entry_points()
+
+
+@once
+def _entry_points() -> list[Path]:
+    """Folders of the packages that installed distributions name under ``mae_bench.recipes``; none is imported."""
+    found = []
+    for entry in metadata.entry_points(group="mae_bench.recipes"):
+        spec = util.find_spec(entry.value)
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(
+                f"the installed distribution '{entry.dist.name if entry.dist else '?'}' names the recipe package "
+                f"'{entry.value}', which is not there; reinstall or uninstall it"
+            )
+        found += [Path(location) for location in spec.submodule_search_locations]
+    return found
 
 
 def cache() -> Path:

@@ -1,0 +1,249 @@
+"""The command line: parse, call one function, print. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mae_bench import __version__
+from mae_bench.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from mae_bench.engine.job import Options
+    from mae_bench.runs import Run
+
+EXIT_USER_ERROR = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose complaints are our one line, with the nearest known word."""
+
+    def error(self, message: str) -> Any:
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            word = message.removeprefix(prefix).split()[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            message = f"unknown argument '{word}'{nearest(word, known)}; see `{self.prog} --help`"
+        raise UserError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 = done, 2 = the user can mend it (one line on stderr), 1 = a check failed, 130 = Ctrl-C."""
+    try:
+        args = _parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int] = args.command
+        return command(args)
+    except UserError as error:
+        print(f"mae_bench: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("mae_bench: interrupted; start again with --resume to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has left
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="mae_bench", description="How well does this Masked Autoencoder transfer?", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"mae_bench {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(command=function)
+        return command
+
+    listing = add("list", _list, "name every backbone and task recipe on the search path")
+    listing.add_argument("kind", nargs="?", choices=["backbones", "tasks"], help="only these")
+
+    show = add("show", _show, "print a recipe as it resolves, with the origin of every value")
+    show.add_argument("name", help="a task or backbone, by name or path")
+    show.add_argument("--backbone", default="vit_b_mae", help="whose size and initialisation a task is resolved for")
+    _add_settings(show)
+
+    run = add("run", _run, "train and evaluate a backbone on a task, one record per seed")
+    run.add_argument("--task", required=True)
+    run.add_argument("--backbone", required=True)
+    _add_run_options(run)
+    run.add_argument("--eval-only", action="store_true", help="evaluate the trained model given with --weights")
+
+    pretrain = add("pretrain", _pretrain, "pre-train a backbone; leaves encoder.safetensors")
+    pretrain.add_argument("--backbone", required=True)
+    pretrain.add_argument("--task", help="the pre-training task; default: the one the backbone's recipe names")
+    _add_run_options(pretrain)
+
+    table = add("table", _table, "make the comparison table from records, beside the published numbers")
+    table.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
+    table.add_argument("--format", choices=["markdown", "csv"], default="markdown")
+    table.add_argument("--compare", nargs=2, metavar=("INIT", "INIT"), help="difference of two initialisations")
+    table.add_argument("--out", type=Path, help="write to this file instead of printing")
+
+    promote = add("promote", _promote, "copy records into results/runs, to be committed on purpose")
+    promote.add_argument("records", nargs="+", type=Path, help="record files or folders of runs")
+
+    doctor = add("doctor", _doctor, "say what is installed and found, and the command for what is missing")
+    doctor.add_argument("--task", help="look only at what this task needs")
+    doctor.add_argument("--install", choices=["detectron2"], help="install what no package index offers for this Python")
+
+    quick = add("quickstart", _quickstart, "pre-train a tiny MAE, run four tiny tasks x three initialisations, print the table")
+    quick.add_argument("--out", type=Path, default=Path("runs/quickstart"))
+    quick.add_argument("--seeds", default="0")
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="override a protocol value"
+    )
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    _add_settings(parser)
+    parser.add_argument("--seeds", default="0", help="comma-separated, one run each (default: 0)")
+    parser.add_argument("--data", type=Path, help="data root (default: $MAE_BENCH_DATA/<folder of the recipe>)")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs are written (default: runs)")
+    parser.add_argument("--weights", type=Path, help="weight file instead of the recipe's")
+    parser.add_argument("--resume", action="store_true", help="go on with the newest run of the same recipe and seed")
+    parser.add_argument("--smoke", action="store_true", help="two steps of the real graph on made data; never tabled")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--workers", type=int, default=2, help="data loading processes (default: 2)")
+    parser.add_argument(
+        "--micro-batch", type=int, default=0, help="largest batch per device at once; accumulation makes up the rest"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text}: expected whole numbers, e.g. --seeds 0,1,2") from None
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from mae_bench.engine.job import Options
+
+    if args.workers < 0 or args.micro_batch < 0:
+        raise UserError("--workers and --micro-batch count things: give 0 or more")
+    if args.data is not None and not args.data.is_dir():
+        raise UserError(f"--data {args.data}: no such folder")
+    return Options(
+        data=args.data,
+        out=args.out,
+        weights=args.weights,
+        eval_only=getattr(args, "eval_only", False),
+        resume=args.resume,
+        smoke=args.smoke,
+        device=args.device,
+        workers=args.workers,
+        micro_batch=args.micro_batch,
+        quiet=args.quiet,
+    )
+
+
+def _list(args: argparse.Namespace) -> int:
+    from mae_bench import recipes
+
+    for kind, heading in (("backbone", "backbones"), ("task", "tasks")):
+        if args.kind not in (None, heading):
+            continue
+        print(heading)
+        for name, path in sorted(recipes.index(kind).items()):  # type: ignore[arg-type]
+            raw = recipes.read_toml(path)
+            note = f"refused: {raw['refused']}" if raw.get("refused") else raw.get("summary", "")
+            print(f"  {name:<22} {note}")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from mae_bench import recipes
+
+    known = recipes.index("backbone")
+    if args.name in known or (args.name.endswith(".toml") and Path(args.name).name != "task.toml"):
+        backbone = recipes.load_backbone(args.name)
+        print(f"backbone {backbone.name}   ({recipes.find('backbone', args.name)})")
+        _print_nested(backbone.model_dump(mode="json"))
+        return 0
+    if args.name not in recipes.index("task") and "/" not in args.name and not args.name.endswith(".toml"):
+        everything = [*known, *recipes.index("task")]
+        raise UserError(f"unknown recipe '{args.name}'{nearest(args.name, everything)}; `python -m mae_bench list` shows all")
+    backbone = recipes.load_backbone(args.backbone)
+    task = recipes.resolve_task(args.name, backbone, args.settings)
+    print(f"task {task.task.name} for {backbone.name}   ({task.path})")
+    print(f"protocol   {task.protocol}\nmetric     {task.task.metric}\nreference  {task.task.reference}\n")
+    for key, value in task.values.model_dump(mode="json").items():
+        origin = task.origins[key]
+        print(f"{key:<18} {json.dumps(value):<22} {origin.source}   [{origin.place}]")
+    print(f"{'lr':<18} {task.values.lr:<22g} from base_lr, batch and lr_per")
+    return 0
+
+
+def _print_nested(value: dict[str, Any], indent: str = "") -> None:
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            print(f"{indent}{key}")
+            _print_nested(inner, indent + "  ")
+        else:
+            print(f"{indent}{key:<18} {json.dumps(inner)}")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from mae_bench import runs
+
+    finished = runs.run(
+        args.task, args.backbone, seeds=_seeds(args.seeds), settings=args.settings, options=_options(args)
+    )
+    _print_runs(finished)
+    return 0
+
+
+def _pretrain(args: argparse.Namespace) -> int:
+    from mae_bench import runs
+
+    finished = runs.pretrain(
+        args.backbone, task=args.task, seeds=_seeds(args.seeds), settings=args.settings, options=_options(args)
+    )
+    _print_runs(finished)
+    return 0
+
+
+def _print_runs(finished: list[Run]) -> None:
+    for one in finished:
+        record = one.record
+        value = "undefined" if record.value is None else f"{record.value:.4g}"
+        print(f"{record.task} {record.backbone} seed {record.seed}: {record.metric} {value}   {record.protocol}")
+        for note in record.notes:
+            print(f"  note: {note}")
+        print(f"  record: {one.record_file}")
+
+
+def _table(args: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+def _promote(args: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from mae_bench import doctor
+
+    if args.install:
+        doctor.install_detectron2()
+        return 0
+    return doctor.report(args.task)
+
+
+def _quickstart(args: argparse.Namespace) -> int:
+    from mae_bench import quickstart
+
+    quickstart.run(args.out, _seeds(args.seeds))
+    return 0

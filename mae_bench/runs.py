@@ -1,0 +1,292 @@
+"""Run a backbone on a task, per seed, and write the record. Every engine is reached through ``PIPELINES``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mae_bench import provenance, weights
+from mae_bench.engine.job import Job, Options, Outcome, Pipeline
+from mae_bench.errors import UserError
+from mae_bench.recipes import ResolvedTask, digest, load_backbone, resolve_task
+from mae_bench.reporting.record import DataUsed, Git, Hardware, Record, Times, WeightsUsed, read_record, write_record
+from mae_bench.schema import Backbone, MadeWeights, NoWeights
+
+# engine = "…" of a task recipe -> module with `run(job)` and `smoke(values, backbone)`
+PIPELINES = {
+    "classification": "mae_bench.classification.run",
+    "detection": "mae_bench.detection.run",
+    "segmentation": "mae_bench.segmentation.run",
+    "pretraining": "mae_bench.pretraining.run",
+}
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its record and the folder that holds it, the log and the trained model."""
+
+    record: Record
+    folder: Path
+
+    @property
+    def record_file(self) -> Path:
+        return self.folder / RECORD_FILE
+
+
+RECORD_FILE = "record.json"
+ENCODER_FILE = "encoder.safetensors"  # what a run that makes weights leaves in its folder
+
+
+def run(
+    task: str,
+    backbone: str,
+    *,
+    seeds: Sequence[int] = (0,),
+    settings: Iterable[str] = (),
+    options: Options | None = None,
+) -> list[Run]:
+    """Train and evaluate ``backbone`` on ``task`` once per seed; one record each, written below ``options.out``.
+
+    ``task`` and ``backbone`` are recipe names or paths; ``settings`` are ``key=value`` strings that override protocol
+    values (the record then leaves the protocol's column). Raises `UserError` for anything the caller can mend.
+    """
+    options = options or Options()
+    recipe = _runnable(load_backbone(backbone))
+    resolved = resolve_task(task, recipe, list(settings))
+    _check_options(resolved, options, seeds)
+    return [_run_seed(resolved, recipe, seed, options) for seed in seeds]
+
+
+def pretrain(
+    backbone: str,
+    *,
+    task: str | None = None,
+    seeds: Sequence[int] = (0,),
+    settings: Iterable[str] = (),
+    options: Options | None = None,
+) -> list[Run]:
+    """Pre-train ``backbone``; the encoder is left as ``encoder.safetensors`` beside each record.
+
+    ``task`` defaults to the one that the backbone's recipe names as the maker of its weights. As the recipe says it
+    (no other task, data, values or seeds), the result goes into the cache, where every later `run` finds it; otherwise
+    it is a run below ``options.out``, whose encoder `run` takes with ``weights``.
+    """
+    recipe = _runnable(load_backbone(backbone))
+    options = options or Options()
+    settings = list(settings)
+    maker = recipe.weights.task if isinstance(recipe.weights, MadeWeights) else None
+    if task is None and maker is None:
+        raise UserError(f"'{backbone}' does not say which task pre-trains it; give one, e.g. --task imagenet_pretrain")
+    as_declared = task in (None, maker) and not settings and tuple(seeds) == (0,)
+    if as_declared and options.data is None and not options.smoke:
+        folder = _make_weights(recipe, options).parent
+        return [Run(read_record(folder / RECORD_FILE), folder)]
+    resolved = resolve_task(task or str(maker), recipe, settings)
+    _check_options(resolved, options, seeds)
+    return [_run_seed(resolved, _untrained(recipe), seed, options) for seed in seeds]
+
+
+def _runnable(backbone: Backbone) -> Backbone:
+    if backbone.refused:
+        raise UserError(f"backbone '{backbone.name}' cannot be run: {backbone.refused}")
+    return backbone
+
+
+def _untrained(backbone: Backbone) -> Backbone:
+    """The same backbone before its weights exist."""
+    return _runnable(backbone).model_copy(update={"weights": NoWeights(kind="none")})
+
+
+def _check_options(task: ResolvedTask, options: Options, seeds: Sequence[int]) -> None:
+    if len(set(seeds)) != len(seeds) or not seeds:
+        raise UserError(f"--seeds {','.join(map(str, seeds))}: give each seed once, e.g. --seeds 0,1,2")
+    if options.eval_only and (options.weights is None or len(seeds) > 1):
+        raise UserError("--eval-only needs one seed and --weights FILE, the model.safetensors that a run left")
+    if options.eval_only and task.task.engine == "pretraining":
+        raise UserError(f"--eval-only: task '{task.task.name}' pre-trains; there is nothing to evaluate alone")
+
+
+def _run_seed(task: ResolvedTask, backbone: Backbone, seed: int, options: Options) -> Run:
+    from mae_bench.data import open_dataset
+    from mae_bench.engine import distributed
+
+    distributed.init()
+    dataset = open_dataset(task.task.data, options.data, smoke=options.smoke)
+    with distributed.main_first():
+        source = weights.find(backbone, options, lambda recipe: _make_weights(recipe, options))
+    pipeline = import_module(PIPELINES[task.task.engine])
+    if options.smoke:
+        task, options = _smoke(task, backbone, options, pipeline.smoke(task.values, backbone))
+    key = digest([_recipe(task, backbone), seed, source.sha256, dataset.fingerprint, options.smoke, options.eval_only])
+    stem = options.out / task.task.name / backbone.name / f"seed{seed}-{key[:8]}"
+    folder = Path(distributed.from_main(lambda: str(_folder(stem, options.resume))))
+    record_file = folder / RECORD_FILE
+    if record_file.is_file():
+        return Run(read_record(record_file), folder)  # --resume of a finished run
+    return _train(Job(task, backbone, seed, options, folder, dataset, source.file), source)
+
+
+def _folder(stem: Path, resume: bool) -> Path:
+    """The run's folder. ``resume`` takes the newest one of the same key; else a new one is made, never an old one."""
+    number, folder, newest = 1, stem, None
+    while folder.exists():
+        newest, number = folder, number + 1
+        folder = stem.with_name(f"{stem.name}-{number}")
+    if resume and newest is not None:
+        return newest
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {folder}: {error.strerror}; choose another place with --out") from error
+    return folder
+
+
+def _smoke(
+    task: ResolvedTask, backbone: Backbone, options: Options, reduced: dict[str, Any]
+) -> tuple[ResolvedTask, Options]:
+    """Two steps of the same graph: short, small batches; only sizes that memory demands are reduced."""
+    short = {
+        "epochs": 0.0,
+        "steps": 2,
+        "warmup_epochs": 0.0,
+        "warmup_steps": 1,
+        "eval_every_epochs": 0.0,
+        "eval_every_steps": 0,
+        "batch": min(task.values.batch, 4),
+        # The lr stays what the recipe's batch gives: two steps of it cannot diverge, and nothing else is rescaled.
+        "base_lr": task.values.lr,
+        "lr_per": 0,
+    }
+    return task.changed(**(short | reduced)), replace(options, workers=0, micro_batch=2)
+
+
+def _make_weights(backbone: Backbone, options: Options) -> Path:
+    """Train the weights of a ``kind = "made"`` backbone, or take them from the cache.
+
+    The cache key covers the task's values and protocol, the architecture and the data, so that a change of any of them
+    makes new weights. Seed 0 is used: a backbone is one set of weights.
+    """
+    from mae_bench.data import open_dataset
+    from mae_bench.engine import distributed
+
+    assert isinstance(backbone.weights, MadeWeights)
+    task = resolve_task(backbone.weights.task, backbone)
+    untrained = _untrained(backbone)
+    dataset = open_dataset(task.task.data, None)
+    key = digest([_recipe(task, untrained), dataset.fingerprint])
+    folder = weights.made_folder(backbone, key)
+    with weights.locked(folder):
+        file = folder / ENCODER_FILE
+        if not (folder / RECORD_FILE).is_file():
+            if distributed.world_size() > 1:
+                raise UserError(
+                    f"the weights of '{backbone.name}' are made on demand, in one process: first run "
+                    f"`python -m mae_bench pretrain --backbone {backbone.name}` without torchrun"
+                )
+            print(f"making the weights of '{backbone.name}' with task '{task.task.name}' (kept in {folder})", flush=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            how = Options(
+                resume=True, out=folder, device=options.device, workers=options.workers, micro_batch=options.micro_batch
+            )
+            _train(Job(task, untrained, 0, how, folder, dataset, None), weights.Source("none", None))
+        if not file.is_file():
+            raise UserError(f"{folder} holds a record but no {ENCODER_FILE}; delete the folder to make it again")
+    return file
+
+
+def _train(job: Job, source: weights.Source) -> Run:
+    """Run the pipeline and write the record; under torchrun every process runs, the main one writes."""
+    from mae_bench.engine import distributed
+
+    started, clock = datetime.now(UTC), time.monotonic()
+    module = PIPELINES[job.task.task.engine]
+    run_pipeline: Pipeline = import_module(module).run
+    outcome = run_pipeline(job)
+    record = _record(job, outcome, source, started, time.monotonic() - clock)
+    if distributed.main_process():
+        write_record(record, job.folder)
+    distributed.barrier()
+    return Run(record, job.folder)
+
+
+def _recipe(task: ResolvedTask, backbone: Backbone) -> dict[str, Any]:
+    """Everything that makes the protocol's number and nothing of this machine: what `recipe_hash` is taken of."""
+    return {
+        "task": task.task.name,
+        "protocol": task.task.protocol,
+        "data": task.task.data.model_dump(mode="json"),
+        "values": task.values.model_dump(mode="json"),
+        "backbone": backbone.model_dump(mode="json"),
+    }
+
+
+def _protocol(job: Job) -> str:
+    """Protocol id of the run: overrides, other data and smoke runs leave the published protocol's column."""
+    protocol = job.task.protocol
+    if not job.options.smoke and (_foreign_data(job) or not job.dataset.matches):
+        protocol += f"+data:{job.dataset.fingerprint[:8]}"
+    return protocol + ("+smoke" if job.options.smoke else "")
+
+
+def _foreign_data(job: Job) -> bool:
+    """Data that the protocol does not name: a folder given for made data, or a recipe that takes any data."""
+    spec = job.task.task.data
+    return job.options.data is not None if spec.made else not spec.expected
+
+
+def _record(job: Job, outcome: Outcome, source: weights.Source, started: datetime, seconds: float) -> Record:
+    task, backbone = job.task, job.backbone
+    recipe = _recipe(task, backbone)
+    return Record(
+        run_id=f"{task.task.name}.{backbone.name}.{job.folder.name}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        task=task.task.name,
+        engine=task.task.engine,
+        metric=task.task.metric,
+        protocol=_protocol(job),
+        recipe_protocol=task.task.protocol,
+        backbone=backbone.name,
+        size=backbone.size,
+        init=backbone.init,
+        seed=job.seed,
+        smoke=job.options.smoke,
+        eval_only=job.options.eval_only,
+        metrics=outcome.metrics,
+        best=outcome.best,
+        baseline=outcome.baseline,
+        per_class=outcome.per_class,
+        history=outcome.history,
+        recipe=recipe | {"origins": {name: asdict(origin) for name, origin in task.origins.items()}},
+        recipe_hash=digest(recipe),
+        ours=list(task.ours),
+        overridden=list(task.overridden),
+        code_hash=provenance.code_hash(PIPELINES[task.task.engine].rpartition(".")[0]),
+        weights=WeightsUsed(kind=source.kind, sha256=source.sha256, maker=_maker(source), load=outcome.load),
+        data=DataUsed(
+            name=task.task.data.made or task.task.data.folder or job.dataset.root.name,
+            fingerprint=job.dataset.fingerprint,
+            counts=job.dataset.counts,
+            synthetic=job.dataset.synthetic,
+            matches=job.dataset.matches and not _foreign_data(job),
+        ),
+        effective=outcome.effective,
+        parameters=outcome.parameters,
+        git=Git(**provenance.git_state()),
+        versions=provenance.versions(),
+        hardware=Hardware(**provenance.hardware()),
+        times=Times(started=started.isoformat(timespec="seconds"), seconds=round(seconds, 2)),
+        command=["python", "-m", "mae_bench", *sys.argv[1:]] if sys.argv else [],
+        notes=job.notes,
+    )
+
+
+def _maker(source: weights.Source) -> dict[str, Any]:
+    """The run that made the weights, where its record lies beside the file."""
+    if source.file is None or not (beside := source.file.with_name(RECORD_FILE)).is_file():
+        return {}
+    maker = read_record(beside)
+    return {"run_id": maker.run_id, "recipe_hash": maker.recipe_hash, "code_hash": maker.code_hash, "git": maker.git}

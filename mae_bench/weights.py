@@ -1,0 +1,105 @@
+"""Which weight file a run starts from: given, downloaded, made on demand, random for a smoke run, or none."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mae_bench import places
+from mae_bench.engine.job import Options
+from mae_bench.errors import UserError
+from mae_bench.recipes import digest
+from mae_bench.schema import Backbone, FileWeights, MadeWeights, NoWeights
+
+Kind = Literal["none", "file", "made", "given", "synthetic"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The encoder file of a run. ``file`` is None for a from-scratch baseline only."""
+
+    kind: Kind
+    file: Path | None
+    sha256: str = ""
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, read in pieces."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def find(backbone: Backbone, options: Options, make: Callable[[Backbone], Path]) -> Source:
+    """The encoder file that ``backbone`` starts from under ``options``.
+
+    ``make`` trains the weights of a backbone whose recipe says ``kind = "made"`` and returns the file, from its cache
+    where it can. A smoke run never trains: it takes a random file in the declared layout where there is no real one.
+    """
+    recipe = backbone.weights
+    if options.weights is not None and not options.eval_only:
+        if isinstance(recipe, NoWeights):
+            raise UserError(
+                f"--weights {options.weights}: '{backbone.name}' is a from-scratch baseline; "
+                "name a backbone with weights, e.g. " + backbone.name.replace("scratch", "mae")
+            )
+        return _source("given", _existing(options.weights, "--weights"))
+    if isinstance(recipe, NoWeights):
+        return Source("none", None)
+    if isinstance(recipe, FileWeights):
+        file = places.weights_root() / recipe.file
+        if file.is_file():
+            return _source("file", file)
+        if options.smoke:
+            return _source("synthetic", _synthetic(backbone))
+        raise UserError(
+            f"the weights of '{backbone.name}' are not at {file}; fetch them with "
+            f"`curl --create-dirs -Lo {file} {recipe.url}` (licence {recipe.licence}), "
+            "name another copy with --weights FILE, or try the pipeline without them: --smoke"
+        )
+    if options.smoke:
+        return _source("synthetic", _synthetic(backbone))
+    return _source("made", make(backbone))
+
+
+def _source(kind: Kind, file: Path) -> Source:
+    return Source(kind, file, file_sha256(file))
+
+
+def _existing(path: Path, option: str) -> Path:
+    if not path.is_file():
+        raise UserError(f"{option} {path}: no such file")
+    return path
+
+
+def _synthetic(backbone: Backbone) -> Path:
+    """A seeded random file in the layout that the recipe declares; it goes through the real loader."""
+    from mae_bench.checkpoints.load import write_synthetic
+
+    recipe = backbone.weights
+    suffix = Path(recipe.file).suffix if isinstance(recipe, FileWeights) else ".safetensors"
+    key = digest({"architecture": backbone.architecture, "weights": recipe})[:16]
+    file = places.cache() / "smoke" / f"{backbone.name}-{key}{suffix}"
+    with locked(file):
+        if not file.is_file():
+            write_synthetic(file, backbone, seed=0)
+    return file
+
+
+def made_folder(backbone: Backbone, key: str) -> Path:
+    """Cache folder of made weights: the pre-training run's folder, named after everything that goes into it."""
+    assert isinstance(backbone.weights, MadeWeights)
+    return places.cache() / "made" / f"{backbone.name}-{key[:16]}"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold ``path``'s lock file, so that two processes never make the same thing twice or at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(path.name + ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
