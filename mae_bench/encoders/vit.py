@@ -1,0 +1,207 @@
+"""The one ViT encoder of every pipeline, on timm's blocks, with FAIR's and timm's parameter names.
+
+Sources: Dosovitskiy et al. (arXiv 2010.11929) for the architecture, He et al. (arXiv 2111.06377) and
+facebookresearch/mae ``models_mae.py`` for positions and initialisation, Li et al. (arXiv 2203.16527) for windows and
+decomposed relative positions, Bao et al. (arXiv 2106.08254) for relative position bias and layer scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from timm.models.vision_transformer import Block as TimmBlock
+from torch import Tensor, nn
+
+from mae_bench.encoders.attention import Attention, RelPos, join_windows, split_windows
+from mae_bench.encoders.patches import PatchEmbed
+from mae_bench.encoders.positions import Grid, resize, sincos_table
+from mae_bench.errors import UserError
+from mae_bench.schema import Architecture
+
+
+class Block(TimmBlock):
+    """timm's pre-norm block with our attention, told the grid of its tokens, and global or windowed."""
+
+    def __init__(
+        self, architecture: Architecture, drop_path: float, window: int, rel_pos: RelPos, span: Grid, layer_scale: float
+    ) -> None:
+        super().__init__(
+            architecture.width,
+            architecture.heads,
+            mlp_ratio=architecture.mlp_ratio,
+            qkv_bias=True,
+            init_values=layer_scale or None,
+            drop_path=drop_path,
+            norm_layer=partial(nn.LayerNorm, eps=architecture.norm_eps),
+        )
+        self.window = window
+        self.attn = Attention(architecture.width, architecture.heads, rel_pos, (window, window) if window else span)
+
+    def forward(self, x_BND: Tensor, grid: Grid | None = None) -> Tensor:
+        """(B,N,D) -> (B,N,D). ``grid`` is needed by windows and relative positions only."""
+        y = self.norm1(x_BND)
+        if self.window:
+            if grid is None:
+                raise ValueError("windows need the grid of the tokens")
+            y = self.attn(split_windows(y, grid, self.window), (self.window, self.window))
+            y = join_windows(y, grid, self.window)
+        else:
+            y = self.attn(y, grid)
+        x_BND = x_BND + self.drop_path1(self.ls1(y))
+        return x_BND + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BND))))  # type: ignore[no-any-return]
+
+
+class Encoder(nn.Module):
+    """A plain ViT. Images are (B,3,H,W), normalised; tokens (B,[1+]N,D), class token first; maps (B,D,H/P,W/P).
+
+    The constructor leaves PyTorch's default values in place: call ``initialise``, or build the encoder with
+    ``checkpoints.load.build_encoder``, which does that or loads a file.
+
+    ``grid`` is the (rows, columns) that the position table is made for; other inputs get the table resized in the
+    forward pass. ``rel_pos_grid`` (default: ``grid``) is the one that the relative position tables of global blocks
+    are made for. ``window`` > 0 restricts the blocks not in ``global_blocks`` to windows of that many patches.
+    ``drop_path`` grows linearly from 0 to the given rate at the last block.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        grid: Grid | None = None,
+        patch: int | None = None,
+        class_token: bool = True,
+        final_norm: bool = True,
+        drop_path: float = 0.0,
+        window: int = 0,
+        global_blocks: Sequence[int] = (),
+        rel_pos: RelPos = "none",
+        rel_pos_grid: Grid | None = None,
+        layer_scale: float = 0.0,
+        frozen_positions: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_options(architecture.depth, class_token, window, global_blocks, rel_pos)
+        self.architecture = architecture
+        self.width, self.depth, self.heads = architecture.width, architecture.depth, architecture.heads
+        self.patch = patch or architecture.patch
+        self.grid: Grid = grid or (architecture.grid, architecture.grid)
+        self.prefix = int(class_token)  # tokens before the patch tokens
+        self.layer_scale = layer_scale
+        if class_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, self.width))
+        positions = self.prefix + self.grid[0] * self.grid[1]
+        self.pos_embed = nn.Parameter(torch.zeros(1, positions, self.width), requires_grad=not frozen_positions)
+        self.patch_embed = PatchEmbed(self.patch, self.width)
+        span = rel_pos_grid or self.grid
+        self.blocks = nn.ModuleList(
+            Block(
+                architecture,
+                drop_path * number / max(self.depth - 1, 1),
+                0 if number in global_blocks else window,
+                rel_pos,
+                span,
+                layer_scale,
+            )
+            for number in range(self.depth)
+        )
+        self.norm = nn.LayerNorm(self.width, eps=architecture.norm_eps) if final_norm else nn.Identity()
+
+    def grid_of(self, images: Tensor) -> Grid:
+        """(H/P, W/P); a UserError where the images are not whole patches."""
+        return self.patch_embed.grid(images)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Patch tokens with their positions, (B,N,D), without the class token."""
+        return self.patch_embed(images) + self.positions(self.grid_of(images))[:, self.prefix :]  # type: ignore[no-any-return]
+
+    def positions(self, grid: Grid) -> Tensor:
+        """The position table for a grid, (1,[1+]N,D); the stored one, unless the grid is another."""
+        return resize(self.pos_embed, self.grid, grid, self.prefix)
+
+    def with_class_token(self, tokens_BND: Tensor) -> Tensor:
+        """(B,N,D) -> (B,1+N,D): puts the class token, with its position, before the patch tokens."""
+        if not self.prefix:
+            return tokens_BND
+        first_11D = self.cls_token + self.pos_embed[:, :1]
+        return torch.cat([first_11D.expand(len(tokens_BND), -1, -1), tokens_BND], dim=1)
+
+    def encode(self, tokens_BND: Tensor, grid: Grid | None = None) -> Tensor:
+        """All blocks and the final norm on tokens that already have positions, e.g. the visible ones of MAE."""
+        for block in self.blocks:
+            tokens_BND = block(tokens_BND, grid)
+        normed_BND: Tensor = self.norm(tokens_BND)
+        return normed_BND
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """(B,3,H,W) -> (B,[1+]N,D) after the final norm (raw where the encoder has none)."""
+        return self.encode(self.with_class_token(self.embed(images)), self.grid_of(images))
+
+    forward = tokens
+
+    def maps(self, images: Tensor, taps: Sequence[int]) -> list[Tensor]:
+        """Outputs of the blocks ``taps`` (0-based) as (B,D,H/P,W/P) maps, without the class token, not normed."""
+        if not taps or min(taps) < 0 or max(taps) >= self.depth:
+            raise UserError(f"taps {list(taps)} must name blocks 0 to {self.depth - 1} of this encoder")
+        tokens_BND, (h, w) = self.with_class_token(self.embed(images)), self.grid_of(images)
+        outputs: dict[int, Tensor] = {}
+        for number, block in enumerate(self.blocks[: max(taps) + 1]):
+            tokens_BND = block(tokens_BND, (h, w))
+            if number in taps:
+                map_BDN = tokens_BND[:, self.prefix :].transpose(1, 2)
+                outputs[number] = map_BDN.reshape(*map_BDN.shape[:2], h, w)
+        return [outputs[tap] for tap in taps]
+
+    def option_tensors(self) -> dict[str, float]:
+        """Name -> constant initial value of the tensors that options add to the plain ViT of any weight file."""
+        values: dict[str, float] = {}
+        for name, _ in self.named_parameters():
+            if name.endswith((".rel_pos_h", ".rel_pos_w", ".relative_position_bias_table")):
+                values[name] = 0.0
+            elif name.endswith(".gamma"):
+                values[name] = self.layer_scale
+        return values
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """MAE's initialisation, a function of the seed alone: every Linear Xavier-uniform with zero bias, the patch
+        embedding Xavier on its flattened weight, the class token N(0, 0.02), LayerNorm 1 and 0; positions sin-cos or
+        N(0, 0.02) as the architecture declares; tables and layer scales as ``option_tensors``."""
+        generator = torch.Generator().manual_seed(seed)
+        initialise_linears_and_norms(self, generator)
+        nn.init.xavier_uniform_(self.patch_embed.proj.weight.view(self.width, -1), generator=generator)
+        # FAIR leaves the convolution's bias at PyTorch's default, uniform within 1 / sqrt(fan in).
+        bound = (3 * self.patch**2) ** -0.5
+        nn.init.uniform_(self.get_parameter("patch_embed.proj.bias"), -bound, bound, generator=generator)
+        if self.prefix:
+            self.cls_token.normal_(std=0.02, generator=generator)
+        if self.architecture.positions == "sincos":
+            self.pos_embed.copy_(sincos_table(self.width, self.grid, bool(self.prefix)))
+        else:
+            nn.init.trunc_normal_(self.pos_embed, std=0.02, generator=generator)
+        for name, value in self.option_tensors().items():
+            self.get_parameter(name).fill_(value)
+
+
+@torch.no_grad()
+def initialise_linears_and_norms(module: nn.Module, generator: torch.Generator) -> None:
+    """MAE's values for every Linear (Xavier-uniform, zero bias; qkv as one matrix) and LayerNorm in ``module``."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.xavier_uniform_(part.weight, generator=generator)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)
+
+
+def _check_options(depth: int, class_token: bool, window: int, global_blocks: Sequence[int], rel_pos: RelPos) -> None:
+    wrong = [number for number in global_blocks if not 0 <= number < depth]
+    if wrong:
+        raise UserError(f"global_blocks names block {wrong[0]}, but the encoder has blocks 0 to {depth - 1}")
+    if class_token and (window or rel_pos == "decomposed"):
+        raise ValueError("windows and decomposed relative positions are defined without a class token only")
+    if rel_pos == "bias" and (window or not class_token):
+        raise ValueError("the relative position bias is defined for global blocks with a class token only")
