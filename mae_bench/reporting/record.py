@@ -10,11 +10,13 @@ import errno
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from mae_bench.errors import UserError
 from mae_bench.recipes import explain
@@ -38,19 +40,19 @@ Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]  # empty = there is
 class WeightsUsed(Strict):
     """What the encoder started from; for an evaluation only, the trained model that was evaluated."""
 
-    kind: Literal["file", "made", "none", "synthetic"]  # synthetic: a random file, for a smoke run
+    # file: the recipe's; made: trained by the recipe's task; given: named by --weights; synthetic: random, for a smoke
+    kind: Literal["file", "made", "given", "none", "synthetic"]
     sha256: Sha256 = ""
-    maker: Json = Field(default_factory=dict)  # made: run_id, hashes and commit of the run that made them
+    maker: Json = Field(default_factory=dict)  # run id, recipe and code hash of the run that made them, where known
     load: Json = Field(default_factory=dict)  # `LoadReport.as_dict()`: the proof that every tensor arrived
 
 
 class DataUsed(Strict):
     """The data set as it was found on disk."""
 
-    format: str
+    name: str  # folder, or the maker's name
     fingerprint: Sha256
     counts: dict[str, int]  # images per split
-    classes: int = 0
     synthetic: bool = False  # made for a smoke run
     matches: bool  # the data are those that the protocol names
 
@@ -67,7 +69,7 @@ class Hardware(Strict):
 
     cpu: str
     cores: int
-    gpu: list[str] = Field(default_factory=list)  # one name per device
+    gpu: str = ""  # name, and count where there are several; empty = none used
     memory_gib: float
     platform: str
 
@@ -84,7 +86,7 @@ class Record(Strict):
 
     schema_version: Literal[1] = 1  # stays the first key: files are recognised by it
     run_id: str = Field(min_length=1, max_length=300)
-    created: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)$")
+    created: str  # UTC, ISO 8601
     task: str
     engine: Literal["classification", "detection", "segmentation", "pretraining"]
     metric: str  # the primary one; a key of `metrics`
@@ -117,6 +119,13 @@ class Record(Strict):
     times: Times
     command: list[str]
     notes: list[str] = Field(default_factory=list)  # what a reader of the number must know
+
+    @field_validator("created")
+    @classmethod
+    def _utc(cls, value: str) -> str:
+        if datetime.fromisoformat(value).utcoffset() != timedelta(0):
+            raise ValueError("expected a time in UTC, such as 2026-01-31T12:00:00+00:00")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Record:
@@ -212,3 +221,11 @@ def read_record(path: Path) -> Record:
         return Record.model_validate_json(text)
     except ValidationError as error:
         raise UserError(one_line(explain(error, Record, f"{path} is not a record"))) from error
+
+
+def record_from(values: Mapping[str, Any]) -> Record:
+    """Validate a new record's values; a fault names the key (`UserError`)."""
+    try:
+        return Record.model_validate(dict(values))
+    except ValidationError as error:
+        raise UserError(one_line(explain(error, Record, "record"))) from error
