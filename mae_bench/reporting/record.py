@@ -69,7 +69,7 @@ class Hardware(Strict):
 
     cpu: str
     cores: int
-    gpu: str = ""  # name, and count where there are several; empty = none used
+    gpu: list[str] = Field(default_factory=list)  # one name per device
     memory_gib: float
     platform: str
 
