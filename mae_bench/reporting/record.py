@@ -69,7 +69,7 @@ class Hardware(Strict):
 
     cpu: str
     cores: int
-    gpu: list[str] = Field(default_factory=list)  # one name per device
+    gpu: str = ""  # count and name; empty = none seen
     memory_gib: float
     platform: str
 
