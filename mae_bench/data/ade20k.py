@@ -1,0 +1,172 @@
+"""ADE20K's scene-parsing layout (ADEChallengeData2016): pictures, and index PNGs of the same stem in another folder.
+
+A label picture holds one byte per pixel: the class index. 255 is 'ignore' everywhere. With ``zero_is_other`` 0 is
+'other' and classes are 1..n, else classes are 0..n-1.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mae_bench.data.dataset import SPLITS, Contents, Split, SplitName, fingerprint, inside, missing
+from mae_bench.data.folders import scan
+from mae_bench.data.images import BROKEN, MAX_PIXELS, POLICY
+from mae_bench.errors import UserError
+from mae_bench.schema import DataSpec
+
+IGNORE = 255
+SAMPLE = 48  # label pictures decoded per split when a data set is opened
+NAME_FILES = ("classes.txt", "objectInfo150.txt")
+MAX_NAMES_BYTES = 1 << 20
+CHALLENGE = "ADEChallengeData2016 (http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip)"
+
+
+def read_label(path: Path) -> NDArray[np.uint8]:
+    """(H, W) class indices of one label picture. Palette PNGs give their indices, never their colours."""
+    try:
+        with Image.open(path) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise UserError(f"{path} has {image.width} x {image.height} pixels, more than {MAX_PIXELS}; {POLICY}")
+            if image.mode not in ("L", "P", "1"):
+                raise _not_an_index(path, image.mode)
+            return np.asarray(image).astype(np.uint8)
+    except BROKEN as error:
+        raise UserError(f"cannot decode label {path}: {error}; {POLICY}") from error
+
+
+def _not_an_index(path: Path, mode: str) -> UserError:
+    if mode in ("RGB", "RGBA", "LA", "CMYK"):
+        return UserError(
+            f"label {path} has colours (mode {mode}); expected one byte per pixel, the class index; "
+            f"`python -m mae_bench.data.masks {path.parent} OUT [--colours FILE]` converts the folder"
+        )
+    return UserError(f"label {path} is not 8 bits deep (mode {mode}); expected one byte per pixel, the class index")
+
+
+def read(spec: DataSpec, root: Path) -> Contents:
+    """Pair pictures and labels by stem, and check sampled labels against the recipe's classes."""
+    _refuse_full_ade20k(spec, root)
+    classes = class_names(spec, root)
+    files: list[tuple[str, int]] = []
+    splits: dict[SplitName, Split] = {}
+    for split in SPLITS:
+        images, masks = getattr(spec, split), getattr(spec, f"{split}_annotations")
+        for folder in (images, masks):
+            if not inside(root, folder, "the task recipe").is_dir():
+                raise missing(spec, root, root / folder)
+        found, _ = scan(root / images, images)
+        labels, _ = scan(root / masks, masks)
+        paired = _pair(root, [path for path, _ in found], [path for path, _ in labels], masks)
+        splits[split] = Split(tuple(image for image, _ in paired), masks=tuple(label for _, label in paired))
+        files += found + labels
+        _check_sample(root, paired, len(classes), spec.zero_is_other)
+    return Contents(classes, splits, fingerprint(files, classes))
+
+
+def _refuse_full_ade20k(spec: DataSpec, root: Path) -> None:
+    full = [*root.glob("index_ade20k.*"), *(root / "images").glob("ADE/*")]
+    images = root / spec.train
+    if not full and images.is_dir():
+        full = [*images.glob("*_seg.png"), *images.glob("*/*/*_seg.png"), *images.glob("*/*/*/*_seg.png")][:1]
+    if full:
+        raise UserError(
+            f"{root} is the full ADE20K release ({full[0].relative_to(root)}), whose labels are colours; "
+            f"this task needs {CHALLENGE}: get it and pass --data FOLDER"
+        )
+
+
+def class_names(spec: DataSpec, root: Path) -> tuple[str, ...]:
+    """Names from ``classes.txt`` (a name a line, or ``index name``) or ``objectInfo150.txt``, else ``class_000``…
+
+    The file lies in the data root or in a folder between it and the labels.
+    """
+    labels = PurePosixPath(spec.train_annotations)
+    places = [root / folder / name for folder in labels.parents for name in NAME_FILES]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        if not spec.classes:
+            raise UserError(
+                f"{root} has no classes.txt and the task recipe names no number of classes; write one name "
+                "a line, or set classes in the recipe's [data]"
+            )
+        return tuple(f"class_{number:03d}" for number in range(spec.classes))
+    names = _parse_names(file, spec.zero_is_other)
+    if spec.classes and len(names) != spec.classes:
+        raise UserError(
+            f"{file} names {len(names)} classes, the task recipe expects {spec.classes}; correct one of them"
+        )
+    if not 0 < len(names) < IGNORE:
+        raise UserError(f"{file} names {len(names)} classes; expected 1 to {IGNORE - 1}, since labels are one byte")
+    return names
+
+
+def _parse_names(file: Path, zero_is_other: bool) -> tuple[str, ...]:
+    try:
+        if file.stat().st_size > MAX_NAMES_BYTES:
+            raise UserError(f"{file} is larger than {MAX_NAMES_BYTES} bytes: not a list of class names")
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read class names {file}: {error}") from error
+    if lines and lines[0].startswith("Idx"):  # objectInfo150: Idx, Ratio, Train, Val, Stuff, Name
+        return tuple(line.split("\t")[-1].strip() for line in lines[1:])
+    numbered = [re.fullmatch(r"(\d+)[\s:,]+(.+)", line) for line in lines]
+    if not all(numbered):
+        return tuple(lines)
+    table = {int(match[1]): match[2] for match in numbered if match}
+    first = 1 if zero_is_other else 0
+    expected = list(range(first, first + len(table) - (first and 0 in table)))
+    if sorted(number for number in table if number >= first) != expected or len(table) != len(lines):
+        raise UserError(f"{file}: class indices must run from {first} without gaps or repeats")
+    return tuple(table[number] for number in expected)
+
+
+def _pair(root: Path, images: list[str], labels: list[str], masks: str) -> list[tuple[str, str]]:
+    if not images:
+        raise UserError(f"no pictures below {root} for this split (labels in {masks}); expected files such as *.jpg")
+    by_stem = {Path(label).stem: label for label in labels if label.endswith(".png")}
+    for image in images:
+        if Path(image).stem not in by_stem:
+            raise UserError(f"picture {root / image} has no label: expected {root / masks / Path(image).stem}.png")
+    return [(image, by_stem[Path(image).stem]) for image in images]
+
+
+def _check_sample(root: Path, pairs: list[tuple[str, str]], classes: int, zero_is_other: bool) -> None:
+    """Decode evenly spaced labels: sizes equal the picture's, values are class indices, and not a 0/255 mask."""
+    top = classes if zero_is_other else classes - 1
+    seen: set[int] = set()
+    step = max(1, len(pairs) // SAMPLE)
+    for image, mask in pairs[::step]:
+        label = read_label(root / mask)
+        height, width = label.shape
+        if (size := _size(root / image)) != (width, height):
+            raise UserError(
+                f"label {root / mask} is {width} x {height} pixels, its picture {size[0]} x {size[1]}; "
+                "they must be equal"
+            )
+        values = set(np.unique(label).tolist())
+        seen |= values
+        if wrong := sorted(values - set(range(top + 1)) - {IGNORE}):
+            raise UserError(
+                f"label {root / mask} has value {wrong[0]}; expected 0..{top} ({classes} classes, "
+                f"{'0 = other' if zero_is_other else 'zero_is_other = false'}) or {IGNORE}"
+            )
+    if seen <= {0, IGNORE} and IGNORE in seen:
+        raise UserError(
+            f"labels in {(root / pairs[0][1]).parent} hold only 0 and 255, and 255 means 'ignore': divide "
+            "binary masks by 255 and save them again"
+        )
+    if zero_is_other and seen == {0}:
+        raise UserError(f"labels in {(root / pairs[0][1]).parent} hold only 0 = 'other': there is nothing to learn")
+
+
+def _size(path: Path) -> tuple[int, int]:
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except BROKEN as error:
+        raise UserError(f"cannot decode picture {path}: {error}; {POLICY}") from error
