@@ -1,1 +1,1 @@
-
+"""What the pipelines share: plan, schedules, optimiser, samplers, seeds, processes, progress, the training run."""
