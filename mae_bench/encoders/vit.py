@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TypedDict
 
 import torch
 from timm.models.vision_transformer import Block as TimmBlock
@@ -19,6 +20,22 @@ from mae_bench.encoders.patches import PatchEmbed
 from mae_bench.encoders.positions import Grid, resize, sincos_table
 from mae_bench.errors import UserError
 from mae_bench.schema import Architecture
+
+
+class EncoderOptions(TypedDict, total=False):
+    """Keyword arguments of ``Encoder`` beside the architecture, for functions that hand them on."""
+
+    grid: Grid | None
+    patch: int | None
+    class_token: bool
+    final_norm: bool
+    drop_path: float
+    window: int
+    global_blocks: Sequence[int]
+    rel_pos: RelPos
+    rel_pos_grid: Grid | None
+    layer_scale: float
+    frozen_positions: bool
 
 
 class Block(TimmBlock):

@@ -1,0 +1,146 @@
+"""Read weight files that come from outside, without running any code that they hold.
+
+A file is recognised by its first bytes, not by its name: safetensors, or what ``torch.save`` writes (a zip, or the
+older bare pickle). The latter is read with ``weights_only=True``; beside tensors and plain containers only
+``argparse.Namespace`` is allowed, which facebookresearch/mae stores in its training checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mae_bench.errors import UserError
+from mae_bench.schema import FileWeights
+
+SYNTHETIC = "mae_bench_synthetic"  # beside `model`, or in the metadata: random weights that --smoke wrote
+MAX_HEADER_BYTES = 100 << 20
+
+
+def file_hash(path: Path, algorithm: str = "sha256") -> str:
+    """Hex digest of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def check_hash(path: Path, weights: FileWeights) -> str:
+    """Compare a file with what its publisher states: "sha256", "md5 prefix", or "" where the recipe states neither."""
+    where = f"fetch it again from {weights.url}, or correct the backbone recipe"
+    if weights.sha256:
+        found = file_hash(path)
+        if not found.startswith(weights.sha256):  # a recipe may state the first digits only
+            raise UserError(f"{path}: sha256 is {found}, the recipe means {weights.sha256}; {where}")
+        return "sha256"
+    if weights.md5_prefix:
+        found = file_hash(path, "md5")
+        if not found.startswith(weights.md5_prefix.lower()):
+            raise UserError(f"{path}: md5 is {found}, the recipe means {weights.md5_prefix}…; {where}")
+        return "md5 prefix"
+    return ""
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a weight file, on the CPU, as stored.
+
+    Metadata are safetensors' own, or for a ``torch.save`` file ``wrapper`` (the key that held the tensors, or "") and
+    ``beside`` (the other keys at the top, comma-separated). Every fault is a UserError that names the file.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+        size = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"cannot read the weight file {path}: {error.strerror}") from error
+    if not head:
+        raise UserError(f"{path} is empty; fetch it again")
+    if head.lstrip()[:1] == b"<":
+        raise UserError(f"{path} is a web page, not a weight file: the download was answered by a page; fetch it again")
+    if head.startswith(b"version https://g"[:16]):
+        raise UserError(f"{path} is a Git LFS pointer, not a weight file; run `git lfs pull` where it comes from")
+    if head.startswith(b"PK\x03\x04"):
+        _check_zip(path, size)
+        return _read_torch(path)
+    if head[:1] == b"\x80":
+        return _read_torch(path)
+    if head[8:9] == b"{":
+        if int.from_bytes(head[:8], "little") > min(size - 8, MAX_HEADER_BYTES):
+            raise UserError(f"{path} is a truncated safetensors file ({size} bytes); fetch it again")
+        return _read_safetensors(path)
+    raise UserError(f"{path} is neither a safetensors nor a torch file (it starts with {head[:8]!r})")
+
+
+def _check_zip(path: Path, size: int) -> None:
+    """torch stores its entries uncompressed: a compressed one could unpack to any size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise UserError(f"{path} is a truncated or damaged torch file ({size} bytes); fetch it again") from error
+    if any(entry.filename.endswith(".npy") for entry in entries):
+        raise UserError(f"{path} is a NumPy .npz archive, a layout that is not read; give a .pth or safetensors file")
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > size:
+        raise UserError(f"{path} is a zip that torch did not write (compressed or overlapping entries); fetch it again")
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"{path} is a truncated or damaged safetensors file ({error}); fetch it again") from error
+
+
+def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        if wanted:
+            raise UserError(
+                f"{path} wants to run or load '{wanted[1]}', which a weight file has no need of; it was not opened"
+            ) from error
+        raise UserError(f"{path} is a damaged or unsafe torch file; it was not opened; fetch it again") from error
+    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(f"{path} is a truncated or damaged torch file; fetch it again") from error
+    return _unwrap(path, content)
+
+
+def _unwrap(path: Path, content: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UserError(f"{path} holds a {type(content).__name__}, not a dictionary of named tensors")
+    wrapper = "model" if isinstance(content.get("model"), dict) else ""
+    tensors = content[wrapper] if wrapper else content
+    for key, value in tensors.items():
+        if (
+            not isinstance(key, str)
+            or not isinstance(value, Tensor)
+            or value.layout != torch.strided
+            or value.is_quantized
+        ):
+            at = f"'{wrapper}' of {path}" if wrapper else str(path)
+            top = "" if wrapper else f"; at the top it has {', '.join(map(repr, list(content)[:6]))}"
+            raise UserError(f"{at}: {key!r} is no plain tensor but a {type(value).__name__}{top}; unknown layout")
+    metadata = {"wrapper": wrapper, "beside": ",".join(key for key in content if wrapper and key != wrapper)}
+    if wrapper and content.get(SYNTHETIC) is True:
+        metadata[SYNTHETIC] = "true"
+    return dict(tensors), metadata
+
+
+def json_metadata(metadata: dict[str, str], key: str) -> dict[str, Any]:
+    """A JSON object kept under ``key`` in a file's metadata; empty where there is none or it is no object."""
+    try:
+        value = json.loads(metadata.get(key, "{}"))
+    except json.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,244 @@
+"""Build an encoder from a weight file, key-exact, and report what became of every tensor.
+
+There is no lax mode. The file's encoder must have exactly the tensors and shapes of the plain ViT that the recipe
+declares; it is then adapted to what the task asks for (another grid, another patch, no class token), and the report
+says how. Encoder tensors that no file holds exist only where an option created them (relative position tables, layer
+scale).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from mae_bench.checkpoints.files import SYNTHETIC, check_hash, file_hash, json_metadata, read_tensors
+from mae_bench.checkpoints.layouts import ANCHOR, NAMES, Found, Layout, describe, detect, table_order
+from mae_bench.checkpoints.save import save_encoder, save_model, write_synthetic
+from mae_bench.encoders.patches import resample_kernel
+from mae_bench.encoders.positions import resize
+from mae_bench.encoders.vit import Encoder, EncoderOptions
+from mae_bench.errors import UserError
+from mae_bench.schema import Architecture, Backbone
+
+__all__ = [
+    "LoadReport",
+    "build_encoder",
+    "check_hash",
+    "load_model",
+    "read_tensors",
+    "save_encoder",
+    "save_model",
+    "write_synthetic",
+]
+
+
+@dataclass
+class LoadReport:
+    """What became of every tensor. ``matched`` of ``total`` encoder tensors came from the file; the others are in
+    ``new``, and each tensor of the file that has no place in the encoder is in ``unused`` with the reason."""
+
+    file: str = ""  # name of the file; "" for a from-scratch encoder
+    layout: str = ""
+    prefix: str = ""  # stripped from every key of the file
+    sha256: str = ""
+    verified: str = ""  # how the file was compared with its publisher's statement: "sha256", "md5 prefix", "" = not
+    matched: int = 0
+    total: int = 0
+    new: list[str] = field(default_factory=list)
+    unused: dict[str, str] = field(default_factory=dict)
+    transforms: list[str] = field(default_factory=list)
+    synthetic: bool = False  # random weights that --smoke wrote
+
+    def line(self) -> str:
+        """The report in one line."""
+        if not self.file:
+            return f"no weights loaded: all {self.total} encoder tensors are random ({self.layout})"
+        proof = self.verified or "unverified"
+        parts = [f"loaded {self.matched}/{self.total - len(self.new)} encoder tensors ({self.layout}, {proof}, "]
+        parts[0] += f"sha256 {self.sha256[:12]}…{', SYNTHETIC' if self.synthetic else ''})"
+        for word, names in (("new", self.new), ("unused", list(self.unused))):
+            if names:
+                parts.append(f"{len(names)} {word}: {', '.join(_patterns(names))}")
+        return "; ".join(parts + self.transforms)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, for the record."""
+        return asdict(self)
+
+
+def _patterns(names: list[str]) -> list[str]:
+    """Names with block numbers replaced by ``*``, each pattern once."""
+    starred = [".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names]
+    return list(dict.fromkeys(starred))
+
+
+def build_encoder(
+    backbone: Backbone, file: Path | None, *, seed: int, **options: Unpack[EncoderOptions]
+) -> tuple[Encoder, LoadReport]:
+    """The encoder of a backbone recipe, with the file's weights, or initialised from ``seed`` where ``file`` is None.
+
+    ``file`` may be None only for a from-scratch backbone, and must be None for one. A file that bears the name the
+    recipe gives must also have the recipe's hash; another one (``--weights FILE``) is reported as unverified. Files in
+    our own layout are accepted for every recipe of the same architecture.
+    """
+    # On the meta device a tensor that nobody fills cannot be used at all: nothing is random by accident.
+    with torch.device("meta"):
+        encoder = Encoder(backbone.architecture, **options)
+    names = list(encoder.state_dict())
+    if file is None:
+        if backbone.weights.kind != "none":
+            raise UserError(f"backbone '{backbone.name}' needs a weight file; only from-scratch backbones start random")
+        encoder.to_empty(device="cpu")
+        encoder.initialise(seed)
+        return encoder, LoadReport(layout=f"initialised from seed {seed}", total=len(names), new=names)
+    if backbone.weights.kind == "none":
+        raise UserError(f"backbone '{backbone.name}' starts from scratch and takes no weights, but {file} was given")
+    tensors, metadata = read_tensors(file)
+    synthetic = metadata.get(SYNTHETIC) == "true"
+    verified = ""
+    if backbone.weights.kind == "file" and not synthetic and file.name == Path(backbone.weights.file).name:
+        verified = check_hash(file, backbone.weights)
+    found = detect(file, tensors, metadata)
+    _check_layout(file, found, backbone)
+    _check_architecture(file, found, json_metadata(metadata, "architecture"), backbone)
+    state, unused, transforms = _adapt(found, encoder)
+    new = {name: value for name, value in encoder.option_tensors().items() if name not in state}
+    missing = [name for name in names if name not in state and name not in new]
+    if missing:
+        raise UserError(f"{file}: {len(missing)} tensors that this task needs are not in the file, first {missing[0]}")
+    matched = len(state)
+    state |= {name: torch.full(encoder.get_parameter(name).shape, value) for name, value in new.items()}
+    encoder.load_state_dict(state, strict=True, assign=True)
+    return encoder, LoadReport(
+        file=file.name,
+        layout=found.detail,
+        prefix=found.prefix,
+        sha256=file_hash(file),
+        verified=verified,
+        matched=matched,
+        total=len(names),
+        new=list(new),
+        unused=found.unused | unused,
+        transforms=transforms,
+        synthetic=synthetic,
+    )
+
+
+def _check_layout(file: Path, found: Found, backbone: Backbone) -> None:
+    weights = backbone.weights
+    meant: Layout = weights.layout if weights.kind == "file" else "mae_bench"
+    if found.layout == "fair_mae_finetuned":
+        raise UserError(
+            f"{file} is {NAMES['fair_mae_finetuned']}; backbone '{backbone.name}' means {NAMES[meant]}"
+            + (f", the file {weights.file}" if weights.kind == "file" else "")
+        )
+    if found.layout in (meant, "mae_bench"):
+        return
+    order = table_order(found.encoder["pos_embed"]) if found.layout == "plain" and "pos_embed" in found.encoder else ""
+    axes = " (they are that table with rows and columns exchanged, as in MoCo v3 and mmpretrain)"
+    raise UserError(
+        f"{file} is {NAMES[found.layout]}{axes if order == 'exchanged' else ''}; "
+        f"backbone '{backbone.name}' means {NAMES[meant]}" + (f", from {weights.url}" if weights.kind == "file" else "")
+    )
+
+
+def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbone: Backbone) -> None:
+    """The file's encoder tensors must be exactly those of the recipe's plain ViT."""
+    with torch.device("meta"):
+        # Our own files may lack the final norm, where the encoder was trained without one.
+        plain = Encoder(
+            backbone.architecture,
+            class_token=found.layout != "mae_bench" or "cls_token" in found.encoder,
+            final_norm=found.layout != "mae_bench" or "norm.weight" in found.encoder,
+        )
+    meant, tensors = plain.state_dict(), found.encoder
+    size, meant_size = describe(tensors), describe(meant)
+    if size != meant_size:
+        raise UserError(f"{file} holds {size}, but backbone '{backbone.name}' means {meant_size}")
+    architecture: Architecture = backbone.architecture
+    for key, value in stated.items():
+        if key in Architecture.model_fields and value != getattr(architecture, key):
+            raise UserError(
+                f"{file} was made with {key} = {value}, backbone '{backbone.name}' has {getattr(architecture, key)}"
+            )
+    for what, keys in (
+        ("is missing", meant.keys() - tensors.keys()),
+        ("is not expected", tensors.keys() - meant.keys()),
+    ):
+        if keys:
+            raise UserError(
+                f"{file}: {found.prefix}{min(keys)} {what} in {size} ({len(keys)} such); "
+                "the file is damaged, fetch it again"
+            )
+    for key, tensor in tensors.items():
+        if tensor.shape != meant[key].shape:
+            raise UserError(f"{file}: {key} has shape {_shape(tensor)}, {meant_size} has {_shape(meant[key])}")
+        if not tensor.is_floating_point():
+            raise UserError(f"{file}: {key} has type {tensor.dtype}; encoder weights are floating point numbers")
+        if not tensor.isfinite().all():
+            raise UserError(f"{file}: {key} contains NaN or infinite values; the file is damaged, fetch it again")
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape))
+
+
+def _adapt(found: Found, encoder: Encoder) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
+    """The file's tensors as ``encoder`` needs them, those it has no use for, and what was changed."""
+    architecture = encoder.architecture
+    unused: dict[str, str] = {}
+    transforms: list[str] = []
+    stored = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in found.encoder.values()} - {"float32"})
+    if stored:
+        transforms.append(f"{', '.join(stored)} -> float32")
+    state = {key: tensor.float() for key, tensor in found.encoder.items()}
+    prefix = int("cls_token" in state)
+    if prefix > encoder.prefix:
+        unused[found.prefix + "cls_token"] = "this task uses no class token"
+        del state["cls_token"]
+        state["pos_embed"] = state["pos_embed"][:, prefix:]
+        transforms.append("pos_embed: row of the class token dropped")
+    if isinstance(encoder.norm, nn.Identity):
+        for key in ("norm.weight", "norm.bias"):
+            if key in state:
+                unused[found.prefix + key] = "this task uses no final norm"
+                del state[key]
+    grid = (architecture.grid, architecture.grid)
+    if encoder.grid != grid:
+        state["pos_embed"] = resize(state["pos_embed"], grid, encoder.grid, encoder.prefix)
+        transforms.append(
+            f"pos_embed: {'x'.join(map(str, grid))} -> {'x'.join(map(str, encoder.grid))}, bicubic (FAIR)"
+        )
+    if encoder.patch != architecture.patch:
+        state[ANCHOR] = resample_kernel(state[ANCHOR], encoder.patch)
+        transforms.append(f"{ANCHOR}: patch {architecture.patch} -> {encoder.patch}, pseudo-inverse (FlexiViT)")
+    return {key: tensor.contiguous() for key, tensor in state.items()}, unused, transforms
+
+
+def load_model(module: nn.Module, path: Path, expect: dict[str, str]) -> dict[str, str]:
+    """Load a whole trained model that ``save_model`` wrote: same names, shapes and types, or a UserError.
+
+    ``expect`` are metadata that must be equal, e.g. the task and the backbone. Returns the file's metadata.
+    """
+    tensors, metadata = read_tensors(path)
+    for key, meant in expect.items():
+        if metadata.get(key) != meant:
+            raise UserError(f"{path} was made with {key} = {metadata.get(key, 'nothing stated')}, this run has {meant}")
+    state = module.state_dict()
+    for what, keys in (("lacks", state.keys() - tensors.keys()), ("has unexpected", tensors.keys() - state.keys())):
+        if keys:
+            raise UserError(
+                f"{path} {what} {len(keys)} tensors of this model, first {min(keys)}; give the run's own file"
+            )
+    for key, tensor in tensors.items():
+        if tensor.shape != state[key].shape or tensor.dtype != state[key].dtype:
+            raise UserError(
+                f"{path}: {key} is {tensor.dtype} {_shape(tensor)}, "
+                f"this model has {state[key].dtype} {_shape(state[key])}"
+            )
+    module.load_state_dict(tensors, strict=True)
+    return metadata

@@ -1,0 +1,72 @@
+"""Write what we trained: safetensors, atomically; and random files in a foreign layout for ``--smoke``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mae_bench.checkpoints.files import SYNTHETIC
+from mae_bench.checkpoints.layouts import FORMAT
+from mae_bench.encoders.vit import Encoder
+from mae_bench.schema import Backbone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def _atomic(path: Path) -> Iterator[Path]:
+    """A place beside ``path`` to write to; it takes the name ``path`` once it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+        part = Path(folder) / "part"
+        yield part
+        part.replace(path)
+
+
+def save_model(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write named tensors and text metadata to a safetensors file."""
+    # Cloned: safetensors refuses tensors that share memory.
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+    with _atomic(path) as part:
+        save_file(tensors, part, metadata=dict(metadata))
+
+
+def save_encoder(path: Path, encoder: Encoder, metadata: Mapping[str, str]) -> None:
+    """Write a plain encoder in our own layout: FAIR's names, and its architecture beside ``metadata``.
+
+    Refuses encoders with tensors, a patch or a grid that the architecture does not have: they are part of a model that
+    a task has trained, which ``save_model`` keeps whole.
+    """
+    architecture = encoder.architecture
+    adapted = encoder.patch != architecture.patch or encoder.grid != (architecture.grid, architecture.grid)
+    if encoder.option_tensors() or adapted:
+        raise ValueError("save_encoder keeps encoders as they were pre-trained; save an adapted one with save_model")
+    own = {"format": FORMAT, "architecture": architecture.model_dump_json()}
+    save_model(path, encoder.state_dict(), dict(metadata) | own)
+
+
+def write_synthetic(path: Path, backbone: Backbone, seed: int) -> None:
+    """A random encoder in the layout that the recipe's weights declare, marked as synthetic, to try the real loader."""
+    encoder = Encoder(backbone.architecture)
+    encoder.initialise(seed)
+    weights = backbone.weights
+    if weights.kind == "made":
+        save_encoder(path, encoder, {SYNTHETIC: "true"})
+        return
+    if weights.kind == "none" or weights.layout == "fair_mae_finetuned":
+        raise ValueError(f"backbone '{backbone.name}' loads no encoder file")
+    state = dict(encoder.state_dict())
+    if weights.layout == "deit":
+        generator = torch.Generator().manual_seed(seed + 1)
+        state["head.weight"] = torch.empty(1000, encoder.width).normal_(std=0.02, generator=generator)
+        state["head.bias"] = torch.zeros(1000)
+    with _atomic(path) as part:
+        torch.save({"model": state, SYNTHETIC: True}, part)
