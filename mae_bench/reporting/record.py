@@ -96,7 +96,7 @@ class Record(Strict):
     backbone: str
     size: Size
     init: Init
-    seed: int
+    seed: int = Field(ge=0, lt=2**63)
     smoke: bool = False  # two steps on made data: shows that the graph runs, measures nothing
     eval_only: bool = False
     metrics: Values  # after the last step: the result
