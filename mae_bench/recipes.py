@@ -134,8 +134,12 @@ def _fields(model: type[BaseModel], location: tuple[int | str, ...]) -> set[str]
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> UserError:
-    """One line from pydantic's first complaint: the file, the key, what was expected, the nearest known key."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """One line from pydantic's complaints: the file, the key, what was expected, the nearest known key.
+
+    An unknown key goes first: it is often the misspelt one that another complaint misses.
+    """
+    complaints = error.errors(include_url=False, include_context=False)
+    first = min(complaints, key=lambda complaint: complaint["type"] != "extra_forbidden")
     location = first["loc"]
     key = ".".join(str(part) for part in location)
     if first["type"] == "extra_forbidden":

@@ -23,14 +23,14 @@ class DataSpec(Strict):
     zero_is_other: bool = False  # ade20k: label 0 is 'other' and is ignored; labels 1..classes become 0..classes-1
     # Images per split that the protocol's data set has. Empty: the recipe takes any data of the format, and
     # the data fingerprint is part of the protocol id.
-    expected: dict[Literal["train", "val"], int] = {}
+    expected: dict[Literal["train", "val"], int] = Field(default_factory=dict)
 
 
 class When(Strict):
     """The runs that a layer applies to; an empty list admits all."""
 
-    size: list[Size] = []
-    init: list[Init] = []
+    size: list[Size] = Field(default_factory=list)
+    init: list[Init] = Field(default_factory=list)
 
     def admits(self, size: str, init: str) -> bool:
         return (not self.size or size in self.size) and (not self.init or init in self.init)
@@ -45,7 +45,7 @@ class Layer(Strict):
 
     when: When = When()
     source: str = Field(min_length=1)  # table, file or commit; "ours" where nobody published the value
-    sources: dict[str, str] = {}  # key -> source, for the keys that differ from the layer's
+    sources: dict[str, str] = Field(default_factory=dict)  # key -> source, for the keys that differ from the layer's
     values: dict[str, Any]
 
     @model_validator(mode="after")
@@ -73,5 +73,5 @@ class Task(Strict):
     summary: str
     reference: str  # where the protocol is published
     data: DataSpec
-    refuse: list[Refusal] = []
+    refuse: list[Refusal] = Field(default_factory=list)
     layer: list[Layer] = Field(min_length=1)

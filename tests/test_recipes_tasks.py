@@ -1,0 +1,131 @@
+"""Every task recipe with every backbone: it resolves, fits the encoder and names its sources, or is refused and why."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from mae_bench.engine.job import Options
+from mae_bench.engine.plan import make_plan
+from mae_bench.errors import UserError
+from mae_bench.recipes import ResolvedTask, index, load_backbone, load_task, resolve_task
+from mae_bench.schema import DetectionValues, SegmentationValues
+
+ROOT = Path(__file__).resolve().parent.parent
+TASKS, BACKBONES = sorted(index("task")), sorted(index("backbone"))
+FULL = {"imagenet_pretrain", "imagenet_linear", "imagenet_finetune", "coco", "ade20k"}
+TINY = {f"tiny_{name}" for name in ("pretrain", "supervised", "linear", "finetune", "coco", "ade20k")}
+PHOTOS = {"coco_small", "camvid", "cifar10_pretrain", "cifar10_linear", "cifar10_finetune"}
+# Pre-training makes MAE's weights; everything else takes any encoder.
+REFUSED = [(t, b) for t in TASKS for b in BACKBONES if t.endswith("_pretrain") and not b.endswith("_mae")]
+RUNNABLE = [(t, b) for t in TASKS for b in BACKBONES if (t, b) not in REFUSED]
+
+
+def _resolved() -> list[ResolvedTask]:
+    return [resolve_task(task, load_backbone(backbone)) for task, backbone in RUNNABLE]
+
+
+def test_the_tasks_are_these() -> None:
+    assert set(TASKS) == FULL | TINY | PHOTOS
+
+
+@pytest.mark.parametrize(("task", "backbone"), REFUSED)
+def test_pretraining_is_for_mae_backbones(task: str, backbone: str) -> None:
+    with pytest.raises(UserError, match="pre-training makes the weights of an MAE backbone"):
+        resolve_task(task, load_backbone(backbone))
+
+
+@pytest.mark.parametrize(("task", "backbone"), RUNNABLE)
+def test_every_other_combination_resolves(task: str, backbone: str) -> None:
+    resolved = resolve_task(task, load_backbone(backbone))
+    assert resolved.protocol == resolved.task.protocol
+    assert set(resolved.origins) == set(type(resolved.values).model_fields)
+    assert all(origin.place and origin.source for origin in resolved.origins.values())
+    # What the engine would refuse at the start of a run: idle values, a too long warmup, a batch without steps.
+    images = resolved.task.data.expected.get("train", 20000)
+    plan = make_plan(resolved.values, images, Options(), world_size=1)
+    assert plan.steps > plan.warmup_steps
+    assert plan.batch == resolved.values.batch
+
+
+@pytest.mark.parametrize(("task", "backbone"), RUNNABLE)
+def test_sizes_fit_the_encoder(task: str, backbone: str) -> None:
+    shape = load_backbone(backbone).architecture
+    values = resolve_task(task, load_backbone(backbone)).values
+    patch = getattr(values, "patch", 0) or shape.patch
+    if hasattr(values, "image_size"):
+        assert values.image_size % patch == 0
+    if isinstance(values, DetectionValues):
+        assert patch % 4 == 0, "the pyramid's finest stride is a quarter of the patch"
+        assert list(values.global_blocks) == sorted(set(values.global_blocks))
+        assert values.global_blocks[-1] == shape.depth - 1
+        if shape.depth > 4:  # the paper: four, one after each quarter of the depth
+            assert values.global_blocks == tuple(shape.depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4))
+    if isinstance(values, SegmentationValues):
+        assert list(values.taps) == sorted(set(values.taps))
+        assert values.taps[-1] == shape.depth - 1
+        assert values.resize[1] == values.image_size <= values.resize[0]
+        assert (values.test_mode == "whole") == (values.stride == 0)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_layer_reaches_a_run(task: str) -> None:
+    """A layer that no backbone takes is a slip in its `when`; so is one whose every value is set again later."""
+    recipe = load_task(task)
+    places = {origin.place for r in _resolved() if r.task == recipe for origin in r.origins.values()}
+    for number, _ in enumerate(recipe.layer, 1):
+        assert any(place.startswith(f"tasks/{task}/task.toml layer {number} ") for place in places), number
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sources_are_public(task: str) -> None:
+    """A source is "ours", a paper by its number, or a repository at a commit."""
+    known = re.compile(r"^(ours|.*(arXiv \d{4}\.\d{5}|[\w-]+/[\w-]+@[0-9a-f]{7}).*)$")
+    for layer in load_task(task).layer:
+        for source in (layer.source, *layer.sources.values()):
+            assert known.match(source), source
+
+
+def test_protocol_ids_are_unique() -> None:
+    ids = [load_task(task).protocol for task in TASKS]
+    assert len(set(ids)) == len(ids)
+
+
+def test_published_numbers_name_protocols_that_exist() -> None:
+    known = {load_task(task).protocol for task in TASKS} | {"none"}
+    metrics = {load_task(task).protocol: load_task(task).metric for task in FULL}
+    primary: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "results" / "published").glob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                assert row["protocol_id"] in known, f"{path.name}: {row['protocol_id']}"
+                primary.setdefault(row["protocol_id"], set()).add(row["metric"])
+    for protocol, metric in metrics.items():
+        if not protocol.startswith("in1k-mae"):
+            assert metric in primary[protocol], f"{protocol} has no published {metric}"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_data_and_documentation(task: str) -> None:
+    recipe = load_task(task)
+    assert bool(recipe.data.made) == (task in TINY)
+    assert bool(recipe.data.expected) == (task in FULL)
+    readme = (ROOT / "tasks" / task / "README.md").read_text(encoding="utf-8")
+    assert recipe.protocol in readme
+    assert re.search(rf"python -m mae_bench (run|pretrain) .*--task {task}\b|pretrain --backbone vit_t_mae", readme)
+    for heading in ("## Protocol", "## Deviations", "## Expected", "## Command", "## Cost"):
+        assert heading in readme, f"tasks/{task}/README.md has no {heading}"
+
+
+@pytest.mark.parametrize("task", sorted(TINY - {"tiny_pretrain"}))
+def test_baselines_are_treated_fairly(task: str) -> None:
+    """A from-scratch row trains at least as long as the pre-trained ones, and without layer decay."""
+    mae, supervised, scratch = (
+        resolve_task(task, load_backbone(f"vit_t_{init}")).values for init in ("mae", "supervised", "scratch")
+    )
+    assert scratch.layer_decay == 1.0
+    assert (scratch.epochs, scratch.steps) >= (mae.epochs, mae.steps)
+    assert (supervised.epochs, supervised.steps) == (mae.epochs, mae.steps)
