@@ -34,13 +34,16 @@ def file_hash(path: Path, algorithm: str = "sha256") -> str:
 
 
 def check_hash(path: Path, weights: FileWeights) -> str:
-    """Compare a file with what its publisher states: "sha256", "md5 prefix", or "" where the recipe states neither."""
+    """Compare a file with what its publisher states, which may be the first digits only, as in torch.hub's file names.
+
+    Returns "sha256", "sha256 prefix", "md5 prefix", or "" where the recipe states nothing.
+    """
     where = f"fetch it again from {weights.url}, or correct the backbone recipe"
     if weights.sha256:
         found = file_hash(path)
-        if not found.startswith(weights.sha256):  # a recipe may state the first digits only
+        if not found.startswith(weights.sha256.lower()):
             raise UserError(f"{path}: sha256 is {found}, the recipe means {weights.sha256}; {where}")
-        return "sha256"
+        return "sha256" if len(weights.sha256) == len(found) else "sha256 prefix"
     if weights.md5_prefix:
         found = file_hash(path, "md5")
         if not found.startswith(weights.md5_prefix.lower()):

@@ -45,7 +45,7 @@ class LoadReport:
     layout: str = ""
     prefix: str = ""  # stripped from every key of the file
     sha256: str = ""
-    verified: str = ""  # how the file was compared with its publisher's statement: "sha256", "md5 prefix", "" = not
+    verified: str = ""  # what `check_hash` compared: "sha256", "sha256 prefix", "md5 prefix", or "" = nothing
     matched: int = 0
     total: int = 0
     new: list[str] = field(default_factory=list)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mae_bench.errors import UserError
+
 RelPos = Literal["none", "decomposed", "bias"]
 
 
@@ -46,23 +48,23 @@ class Attention(nn.Module):
         if self.rel_pos != "none" and grid is None:
             raise ValueError("relative positions need the grid of the tokens")
         if self.rel_pos == "decomposed" and grid is not None:
-            q_BHNC, k_BHNC = self._with_decomposed(q_BHNC, k_BHNC, grid, scale)
-            scale = 1.0
+            (q_BHNC, k_BHNC, v_BHNC), scale = self._with_decomposed(q_BHNC, k_BHNC, v_BHNC, grid), 1.0
         elif self.rel_pos == "bias" and grid is not None:
             index_NN = bias_index(grid, self.span, x_BND.device)
             bias_HNN = F.embedding(index_NN, self.relative_position_bias_table).permute(2, 0, 1).to(q_BHNC.dtype)
         y_BHNC = F.scaled_dot_product_attention(q_BHNC, k_BHNC, v_BHNC, attn_mask=bias_HNN, scale=scale)
-        y_BND: Tensor = self.proj(y_BHNC.transpose(1, 2).flatten(2))
+        y_BND: Tensor = self.proj(y_BHNC[..., : D // self.heads].transpose(1, 2).flatten(2))
         return y_BND
 
     def _with_decomposed(
-        self, q_BHNC: Tensor, k_BHNC: Tensor, grid: tuple[int, int], scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """Queries and keys whose product is the scaled q.k plus the decomposed bias q.R_h + q.R_w.
+        self, q_BHNC: Tensor, k_BHNC: Tensor, v_BHNC: Tensor, grid: tuple[int, int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys whose product is the scaled q.k plus the decomposed bias q.R_h + q.R_w, and padded values.
 
         The bias of a query depends on a key only through the key's row and column. So it rides in the product: the
         query is extended by its bias for every row and every column, the key by a one-hot code of its own row and
-        column. No N x N mask is stored, which at 64 x 64 tokens is most of the memory of a block.
+        column. No N x N mask is stored, which at 64 x 64 tokens is most of the memory of a block. The flash kernels
+        want equally many channels in all three, in multiples of 8: the rest is filled with zeros.
         """
         h, w = grid
         q_BHhwC = q_BHNC.reshape(*q_BHNC.shape[:2], h, w, -1)
@@ -71,10 +73,12 @@ class Attention(nn.Module):
         row_hwR = torch.eye(h, device=q_BHNC.device, dtype=q_BHNC.dtype)[:, None].expand(h, w, h)
         column_hwC = torch.eye(w, device=q_BHNC.device, dtype=q_BHNC.dtype)[None].expand(h, w, w)
         code_NE = torch.cat([row_hwR, column_hwC], dim=2).flatten(0, 1)
-        q_BHNE = torch.cat([q_BHNC * scale, bias_h, bias_w], dim=-1)
+        channels = q_BHNC.shape[-1]
+        q_BHNE = torch.cat([q_BHNC * channels**-0.5, bias_h, bias_w], dim=-1)
         k_BHNE = torch.cat([k_BHNC, code_NE.expand(*k_BHNC.shape[:2], -1, -1)], dim=-1)
-        spare = -q_BHNE.shape[-1] % 8  # the GPU's memory-efficient kernels want channels in multiples of 8
-        return F.pad(q_BHNE, (0, spare)), F.pad(k_BHNE, (0, spare))
+        spare = -q_BHNE.shape[-1] % 8
+        v_BHNE = F.pad(v_BHNC, (0, h + w + spare))
+        return F.pad(q_BHNE, (0, spare)), F.pad(k_BHNE, (0, spare)), v_BHNE
 
     @staticmethod
     def _offsets(table_LC: Tensor, size: int) -> Tensor:
@@ -94,7 +98,10 @@ def bias_index(grid: tuple[int, int], span: tuple[int, int], device: torch.devic
     """
     (h, w), (rows, columns) = grid, span
     if h > rows or w > columns:
-        raise ValueError(f"a relative position bias for {rows} x {columns} patches has no entries for {h} x {w}")
+        raise UserError(
+            f"a relative position bias for {rows} x {columns} patches has no entries for {h} x {w}: give the encoder "
+            "images of at most its own size (test_mode = slide), or switch the bias off (rel_pos = false)"
+        )
     y_N = torch.arange(h, device=device).repeat_interleave(w)
     x_N = torch.arange(w, device=device).repeat(h)
     dy_NN = y_N[:, None] - y_N[None] + rows - 1
