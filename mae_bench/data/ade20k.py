@@ -7,13 +7,15 @@ A label picture holds one byte per pixel: the class index. 255 is 'ignore' every
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
-from mae_bench.data.dataset import SPLITS, Contents, Split, SplitName, fingerprint, inside, missing
+from mae_bench.data.dataset import SPLITS, Contents, Split, SplitName, fingerprint, locate, missing
 from mae_bench.data.folders import scan
 from mae_bench.data.images import BROKEN, MAX_PIXELS, POLICY
 from mae_bench.errors import UserError
@@ -32,50 +34,51 @@ def read_label(path: Path) -> NDArray[np.uint8]:
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise UserError(f"{path} has {image.width} x {image.height} pixels, more than {MAX_PIXELS}; {POLICY}")
-            if image.mode not in ("L", "P", "1"):
-                raise _not_an_index(path, image.mode)
+            _check_format(path, image)
             return np.asarray(image).astype(np.uint8)
     except BROKEN as error:
         raise UserError(f"cannot decode label {path}: {error}; {POLICY}") from error
 
 
-def _not_an_index(path: Path, mode: str) -> UserError:
-    if mode in ("RGB", "RGBA", "LA", "CMYK"):
-        return UserError(
-            f"label {path} has colours (mode {mode}); expected one byte per pixel, the class index; "
-            f"`python -m mae_bench.data.masks {path.parent} OUT [--colours FILE]` converts the folder"
-        )
-    return UserError(f"label {path} is not 8 bits deep (mode {mode}); expected one byte per pixel, the class index")
+def _check_format(path: Path, image: Image.Image) -> None:
+    expected = "expected a PNG with one byte per pixel, the class index"
+    if not isinstance(image, PngImageFile):
+        raise UserError(f"label {path} is a {image.format} file by its content; {expected}")
+    if image.mode in ("RGB", "RGBA", "LA"):
+        convert = f"`python -m mae_bench.data.masks {path.parent} OUT [--colours FILE]` converts the folder"
+        raise UserError(f"label {path} has {len(image.getbands())} channels (mode {image.mode}); {expected}; {convert}")
+    # Pillow stretches grey values of 2 and 4 bits to 0..255, which would change the indices.
+    if image.mode not in ("L", "P", "1") or image.tile[0].args in ("L;2", "L;4"):
+        raise UserError(f"label {path} has another bit depth (mode {image.mode}); {expected}")
 
 
 def read(spec: DataSpec, root: Path) -> Contents:
     """Pair pictures and labels by stem, and check sampled labels against the recipe's classes."""
-    _refuse_full_ade20k(spec, root)
+    _refuse_full_ade20k(root, locate(spec, root, "train"))
     classes = class_names(spec, root)
     files: list[tuple[str, int]] = []
     splits: dict[SplitName, Split] = {}
     for split in SPLITS:
-        images, masks = getattr(spec, split), getattr(spec, f"{split}_annotations")
-        for folder in (images, masks):
-            if not inside(root, folder, "the task recipe").is_dir():
-                raise missing(spec, root, root / folder)
-        found, _ = scan(root / images, images)
-        labels, _ = scan(root / masks, masks)
-        paired = _pair(root, [path for path, _ in found], [path for path, _ in labels], masks)
+        found, labels = (_list(spec, root, key) for key in (split, f"{split}_annotations"))
+        paired = _pair(root, found, labels, getattr(spec, f"{split}_annotations"))
         splits[split] = Split(tuple(image for image, _ in paired), masks=tuple(label for _, label in paired))
         files += found + labels
         _check_sample(root, paired, len(classes), spec.zero_is_other)
     return Contents(classes, splits, fingerprint(files, classes))
 
 
-def _refuse_full_ade20k(spec: DataSpec, root: Path) -> None:
-    full = [*root.glob("index_ade20k.*"), *(root / "images").glob("ADE/*")]
-    images = root / spec.train
-    if not full and images.is_dir():
-        full = [*images.glob("*_seg.png"), *images.glob("*/*/*_seg.png"), *images.glob("*/*/*/*_seg.png")][:1]
-    if full:
+def _list(spec: DataSpec, root: Path, key: str) -> list[tuple[str, int]]:
+    folder = locate(spec, root, key)
+    if not folder.is_dir():
+        raise missing(spec, root, folder)
+    return scan(folder, getattr(spec, key))[0]
+
+
+def _refuse_full_ade20k(root: Path, images: Path) -> None:
+    found = [*root.glob("index_ade20k.*"), *root.glob("images/ADE"), *islice(images.rglob("*_seg.png"), 1)]
+    if found:
         raise UserError(
-            f"{root} is the full ADE20K release ({full[0].relative_to(root)}), whose labels are colours; "
+            f"{root} is the full ADE20K release ({found[0].relative_to(root)}), whose labels are colours; "
             f"this task needs {CHALLENGE}: get it and pass --data FOLDER"
         )
 
@@ -125,14 +128,21 @@ def _parse_names(file: Path, zero_is_other: bool) -> tuple[str, ...]:
     return tuple(table[number] for number in expected)
 
 
-def _pair(root: Path, images: list[str], labels: list[str], masks: str) -> list[tuple[str, str]]:
+def _pair(
+    root: Path, images: list[tuple[str, int]], labels: list[tuple[str, int]], masks: str
+) -> list[tuple[str, str]]:
     if not images:
-        raise UserError(f"no pictures below {root} for this split (labels in {masks}); expected files such as *.jpg")
-    by_stem = {Path(label).stem: label for label in labels if label.endswith(".png")}
-    for image in images:
-        if Path(image).stem not in by_stem:
-            raise UserError(f"picture {root / image} has no label: expected {root / masks / Path(image).stem}.png")
-    return [(image, by_stem[Path(image).stem]) for image in images]
+        raise UserError(f"no pictures beside the labels {root / masks}; expected one for each label, such as *.jpg")
+    by_stem = {Path(label).stem: label for label, _ in labels if label.lower().endswith(".png")}
+    paired: dict[str, tuple[str, str]] = {}
+    for image, _ in images:
+        stem = Path(image).stem
+        if stem not in by_stem:
+            raise UserError(f"picture {root / image} has no label; expected {root / masks / stem}.png")
+        if stem in paired:
+            raise UserError(f"pictures {paired[stem][0]} and {image} below {root} share one label; remove one of them")
+        paired[stem] = (image, by_stem[stem])
+    return list(paired.values())
 
 
 def _check_sample(root: Path, pairs: list[tuple[str, str]], classes: int, zero_is_other: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from mae_bench.data.dataset import SPLITS, CocoSplit, Contents, Split, SplitName, fingerprint, inside, missing
+from mae_bench.data.dataset import SPLITS, CocoSplit, Contents, Split, SplitName, fingerprint, inside, locate, missing
 from mae_bench.data.images import BROKEN, POLICY
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
@@ -35,8 +35,8 @@ def read(spec: DataSpec, root: Path) -> Contents:
     digests: list[str] = []
     splits: dict[SplitName, Split] = {}
     for split in SPLITS:
-        folder = inside(root, getattr(spec, split), "the task recipe")
-        file = inside(root, getattr(spec, f"{split}_annotations"), "the task recipe")
+        folder = locate(spec, root, split)
+        file = locate(spec, root, f"{split}_annotations")
         if not folder.is_dir() or not file.is_file():
             raise missing(spec, root, folder if not folder.is_dir() else file)
         digest, content = _load(file)
@@ -129,7 +129,7 @@ def _images(
             )
         try:
             status = os.stat(path)  # a hundred thousand calls  # noqa: PTH116
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise UserError(f"{file} lists {name!r}, which is not in {folder}; complete the folder") from error
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path} is not a file")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -105,13 +104,21 @@ def inside(root: Path, relative: str, where: str) -> Path:
     return root / pure
 
 
+def locate(spec: DataSpec, root: Path, key: str) -> Path:
+    """The folder or file below ``root`` that the recipe's ``[data]`` names under ``key``."""
+    relative: str = getattr(spec, key)
+    if not relative:
+        raise UserError(f"the task recipe's [data] does not set '{key}', which {spec.format} data need; add it")
+    return inside(root, relative, f"the task recipe's [data] {key}")
+
+
 def fingerprint(files: Iterable[tuple[str, int]], labels: Sequence[str], digests: Sequence[str] = ()) -> str:
     """sha256 (hex) over (relative path, bytes) of the files in sorted order, class names and annotation digests."""
     total = hashlib.sha256()
     for path, size in sorted(files):
-        total.update(os.fsencode(path) + b"\0%d\n" % size)
+        total.update(path.encode("utf-8", "surrogatepass") + b"\0%d\n" % size)
     for text in (*labels, *digests):
-        total.update(b"\1" + text.encode())
+        total.update(b"\1" + text.encode("utf-8", "surrogatepass"))
     return total.hexdigest()
 
 
@@ -124,7 +131,7 @@ def missing(spec: DataSpec, root: Path, absent: Path) -> UserError:
     }[spec.format].format_map(spec.model_dump())
     hint = "; --data FOLDER names another place, and --smoke tries the run without data"
     if root.is_dir():
-        inner = [child for child in sorted(root.iterdir()) if (child / spec.train).is_dir()]
-        if inner:
-            hint = f"; it seems to lie one folder further in: --data {inner[0]}"
+        inner = (*sorted(root.iterdir()), root / "ILSVRC/Data/CLS-LOC", root / "Data/CLS-LOC")
+        if deeper := next((child for child in inner if (child / spec.train).is_dir()), None):
+            hint = f"; it seems to lie further in: --data {deeper}"
     return UserError(f"no {spec.format} data: {absent} does not exist; expected below {root}: {layout}{hint}")

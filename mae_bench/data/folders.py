@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mae_bench.data.dataset import SPLITS, Contents, Split, SplitName, fingerprint, inside, missing
+from mae_bench.data.dataset import SPLITS, Contents, Split, SplitName, fingerprint, locate, missing
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
 
@@ -25,20 +25,23 @@ def scan(folder: Path, prefix: str) -> tuple[list[tuple[str, int]], list[str]]:
     """((prefix/name, bytes) of the pictures, names of the subfolders) directly in a folder, both sorted."""
     files: list[tuple[str, int]] = []
     folders: list[str] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                folders.append(entry.name)
-            elif is_picture(entry.name):
-                files.append((f"{prefix}/{entry.name}", entry.stat().st_size))
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif is_picture(entry.name):
+                    files.append((f"{prefix}/{entry.name}", entry.stat().st_size))
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or folder}: {error.strerror} (a broken link?)") from error
     return sorted(files), sorted(folders)
 
 
 def read(spec: DataSpec, root: Path, *, allow_empty: bool = False) -> Contents:
     """Check the layout and list the pictures. ``allow_empty`` admits class folders without pictures (smoke data)."""
-    folders = {split: inside(root, getattr(spec, split), "the task recipe") for split in SPLITS}
+    folders = {split: locate(spec, root, split) for split in SPLITS}
     for folder in folders.values():
         if not folder.is_dir():
             raise missing(spec, root, folder)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mae_bench.data.dataset import SPLITS, inside
+from mae_bench.data.dataset import SPLITS, locate
 from mae_bench.data.shapes import CLASSES, Mask, Picture, Pixels, Shape, draw
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
@@ -82,8 +82,11 @@ def check(root: Path) -> str:
 def _atomically(root: Path, write: Callable[[Path], _Content]) -> None:
     if root.exists():
         return
-    root.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
+    except OSError as error:
+        raise UserError(f"cannot make {root}: {error.strerror}; $MAE_BENCH_CACHE moves the cache") from error
     try:
         content = write(folder)
         manifest = {"name": root.name, "version": VERSION, "content": content.total.hexdigest(), "files": _tree(folder)}
@@ -94,6 +97,8 @@ def _atomically(root: Path, write: Callable[[Path], _Content]) -> None:
         except OSError:
             if not (root / MANIFEST).is_file():  # otherwise another process finished first: its set is the same
                 raise
+    except OSError as error:
+        raise UserError(f"cannot make {root}: {error.strerror}; $MAE_BENCH_CACHE moves the cache") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -204,8 +209,7 @@ def _write_smoke(spec: DataSpec, root: Path) -> _Content:
     names = CLASSES if classes == len(CLASSES) else tuple(f"class_{number:04d}" for number in range(classes))
     height, width = SMOKE_SIZE
     for split in SPLITS:
-        images = inside(root, getattr(spec, split), "the task recipe")
-        file = inside(root, getattr(spec, f"{split}_annotations"), "the task recipe")
+        images = locate(spec, root, split)
         pictures = [draw(SEEDS[split], index, height=height, width=width) for index in range(SMOKE[split])]
         if spec.format == "image_folder":
             for name in names:
@@ -218,11 +222,11 @@ def _write_smoke(spec: DataSpec, root: Path) -> _Content:
             pictures[-1] = draw(SEEDS[split], len(pictures), height=height, width=width, empty=True)
             ids = tuple(number + number // 7 + 1 for number in range(classes))  # with gaps, like COCO's 1..90 for 80
             spread = [_relabelled(picture, classes) for picture in pictures]
-            _write_coco(spread, ids, names, images, file, content, ".jpg")
+            _write_coco(spread, ids, names, images, locate(spec, root, f"{split}_annotations"), content, ".jpg")
         else:
             first = 1 if spec.zero_is_other else 0  # the background's label counts as a class without 'other'
             labels = [_spread_labels(picture, classes, first) for picture in pictures]
-            _write_masks(pictures, labels, images, file, content, ".jpg")
+            _write_masks(pictures, labels, images, locate(spec, root, f"{split}_annotations"), content, ".jpg")
     if spec.format == "ade20k":
         listed = ("other", *names) if spec.zero_is_other else names
         text = "".join(f"{number}\t{name}\n" for number, name in enumerate(listed))
