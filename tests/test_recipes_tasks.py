@@ -115,7 +115,7 @@ def test_data_and_documentation(task: str) -> None:
     assert bool(recipe.data.expected) == (task in FULL)
     readme = (ROOT / "tasks" / task / "README.md").read_text(encoding="utf-8")
     assert recipe.protocol in readme
-    assert re.search(rf"python -m mae_bench (run|pretrain) .*--task {task}\b|pretrain --backbone vit_t_mae", readme)
+    assert re.search(rf"-m mae_bench (run|pretrain) .*--task {task}\b|-m mae_bench pretrain --backbone vit_t_mae", readme)
     for heading in ("## Protocol", "## Deviations", "## Expected", "## Command", "## Cost"):
         assert heading in readme, f"tasks/{task}/README.md has no {heading}"
 
