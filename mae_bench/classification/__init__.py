@@ -1,1 +1,1 @@
-
+"""Linear probe, fine-tuning and supervised training on class folders; the entry points are in ``run``."""

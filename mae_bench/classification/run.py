@@ -1,0 +1,146 @@
+"""The classification pipeline: linear probe, fine-tuning, and supervised training from scratch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mae_bench.checkpoints.load import LoadReport, build_encoder, load_model, save_encoder, save_model
+from mae_bench.classification.adapter import Classifier, needs_fc_norm
+from mae_bench.classification.data import Pictures, collate, training_transform
+from mae_bench.classification.evaluate import Evaluation
+from mae_bench.encoders.vit import Encoder, EncoderOptions
+from mae_bench.engine import distributed
+from mae_bench.engine.job import Job, Outcome
+from mae_bench.engine.optim import build_optimizer, parameter_groups
+from mae_bench.engine.plan import Plan, make_plan
+from mae_bench.engine.runner import Fit, fit
+from mae_bench.errors import UserError
+from mae_bench.recipes import digest
+from mae_bench.schema import Backbone, ClassificationValues
+
+SMOKE_PATCHES = 8  # along a side of a smoke run's pictures
+
+
+def smoke(values: ClassificationValues, backbone: Backbone) -> dict[str, Any]:
+    """Values that a smoke run reduces: the image size, to at most 8 x 8 patches."""
+    return {"image_size": min(values.image_size, SMOKE_PATCHES * backbone.architecture.patch)}
+
+
+def run(job: Job) -> Outcome:
+    """Train and evaluate, or with ``eval_only`` evaluate the trained model ``options.weights``.
+
+    Leaves ``model.safetensors`` in the run folder, with the weights that were evaluated last. A run that trains an
+    encoder from nothing on labels, and keeps it whole (class token and final norm), also leaves it as
+    ``encoder.safetensors``.
+    """
+    values: ClassificationValues = job.task.values
+    _refuse_idle(values, job.backbone)
+    evaluation = Evaluation(job, values)
+    if job.options.eval_only:
+        return _evaluate_only(job, values, evaluation)
+    pictures = Pictures(job.dataset.labelled("train"), training_transform(values, job.backbone.input))
+    plan = make_plan(values, len(pictures), job.options, distributed.world_size())
+    _refuse_unpaired(values, plan)
+    encoder, report = build_encoder(
+        job.backbone, job.encoder_file, seed=job.seed, **_encoder_options(values, job.backbone)
+    )
+    model = _classifier(job, values, encoder)
+    groups = parameter_groups(model, values, encoder_prefix="encoder.", depth=encoder.depth)
+    fitted = fit(
+        model,
+        pictures,
+        collate,
+        job=job,
+        values=values,
+        plan=plan,
+        optimizer=build_optimizer(groups, values),
+        evaluate=evaluation,
+        metric=job.task.task.metric,
+        unit="epoch",
+        describe=lambda index: str(pictures.path(index)),
+    )
+    return _outcome(job, model, evaluation, fitted, report)
+
+
+def _encoder_options(values: ClassificationValues, backbone: Backbone) -> EncoderOptions:
+    side = values.image_size // backbone.architecture.patch
+    return {"grid": (side, side), "final_norm": not needs_fc_norm(values), "drop_path": values.drop_path}
+
+
+def _classifier(job: Job, values: ClassificationValues, encoder: Encoder) -> Classifier:
+    return Classifier(encoder, values, len(job.dataset.classes), job.backbone.input, job.seed)
+
+
+def _metadata(job: Job, values: ClassificationValues) -> dict[str, str]:
+    """What a trained model must share with the run that evaluates it."""
+    classes = job.dataset.classes
+    return {
+        "engine": "classification",
+        "backbone": job.backbone.name,
+        "mode": values.mode,
+        "pool": values.pool,
+        "classes": f"{len(classes)} ({digest(list(classes))[:8]})",
+    }
+
+
+def _evaluate_only(job: Job, values: ClassificationValues, evaluation: Evaluation) -> Outcome:
+    if job.options.weights is None:
+        raise UserError("--eval-only needs --weights FILE, the model.safetensors that a run left")
+    encoder = Encoder(job.backbone.architecture, **_encoder_options(values, job.backbone))
+    model = _classifier(job, values, encoder)
+    load_model(model, job.options.weights, _metadata(job, values))
+    metrics = evaluation(model.to(evaluation.device))
+    return Outcome(
+        metrics=metrics,
+        best=dict(metrics),
+        effective={"precision": evaluation.precision, "device": evaluation.device.type},
+        parameters=_parameters(model),
+        per_class=evaluation.per_class(),
+        baseline=evaluation.baseline(),
+    )
+
+
+def _outcome(job: Job, model: Classifier, evaluation: Evaluation, fitted: Fit, report: LoadReport) -> Outcome:
+    values: ClassificationValues = job.task.values
+    file = job.folder / "model.safetensors"
+    if distributed.main_process():
+        save_model(file, model.state_dict(), _metadata(job, values))
+        if job.backbone.weights.kind == "none" and values.mode == "finetune" and not needs_fc_norm(values):
+            save_encoder(job.folder / "encoder.safetensors", model.encoder, {"task": job.task.task.name})
+    return Outcome(
+        metrics=fitted.last,
+        best=fitted.best,
+        history=fitted.history,
+        effective=fitted.effective,
+        load=report.as_dict(),
+        parameters=_parameters(model),
+        per_class=evaluation.per_class(),
+        baseline=evaluation.baseline(),
+        weights=file,
+    )
+
+
+def _parameters(model: Classifier) -> dict[str, int]:
+    parameters = list(model.parameters())
+    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return {"total": sum(parameter.numel() for parameter in parameters), "trainable": trainable}
+
+
+def _refuse_idle(values: ClassificationValues, backbone: Backbone) -> None:
+    """A value that this mode or augmentation would ignore is an error, and so are images of broken patches."""
+    if values.image_size % backbone.architecture.patch:
+        raise UserError(
+            f"image_size {values.image_size} is not a multiple of {backbone.name}'s patch {backbone.architecture.patch}"
+        )
+    if values.mode == "linear" and (values.drop_path or values.layer_decay != 1):
+        raise UserError("mode 'linear' freezes the encoder: drop_path and layer_decay have no effect; leave them out")
+    if values.randaug and values.color_jitter:
+        raise UserError("color_jitter has no effect beside randaug (timm turns it off); leave one of them out")
+
+
+def _refuse_unpaired(values: ClassificationValues, plan: Plan) -> None:
+    if (values.mixup or values.cutmix) and plan.micro_batch % 2:
+        raise UserError(
+            f"mixup and cutmix mix pairs, but the micro batch is {plan.micro_batch}; "
+            "choose an even --micro-batch, or a batch that the processes share evenly"
+        )
