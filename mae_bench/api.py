@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mae_bench import places
 from mae_bench.engine.job import Options
@@ -39,19 +39,38 @@ def load_encoder(backbone: str, *, weights: str | Path | None = None, seed: int 
     return encoder.eval()
 
 
-def results(paths: str | Path | Iterable[str | Path] | None = None) -> pd.DataFrame:
+Paths = str | Path | Iterable[str | Path] | None
+
+
+def results(paths: Paths = None) -> pd.DataFrame:
     """One row per run, from record files or folders of runs (default: the promoted ones, ``results/runs``)."""
     from mae_bench.reporting import store
 
     return store.frame(store.load_records(_paths(paths)))
 
 
-def table(paths: str | Path | Iterable[str | Path] | None = None, *, form: str = "markdown") -> str:
-    """The comparison table of `results`, beside the published numbers, as ``markdown`` or ``csv``."""
-    raise NotImplementedError
+def table(
+    paths: Paths = None,
+    *,
+    form: Literal["markdown", "csv"] = "markdown",
+    layout: Literal["wide", "long"] = "wide",
+    compare: Sequence[str] | None = None,
+) -> str:
+    """The comparison table of `results`, beside the published numbers.
+
+    ``compare`` names two initialisations, e.g. ``("mae", "scratch")``: then the difference of their means in every
+    column stands beside twice its spread over seeds.
+    """
+    from mae_bench.reporting import tables
+
+    runs = results(paths)
+    if compare:
+        first, second = compare
+        return tables.comparison(runs, first, second, form=form)
+    return tables.table(runs, form=form, layout=layout)
 
 
-def _paths(paths: str | Path | Iterable[str | Path] | None) -> list[Path]:
+def _paths(paths: Paths) -> list[Path]:
     if paths is None:
         root = places.checkout()
         return [(root or Path()) / "results" / "runs"]

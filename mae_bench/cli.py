@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +28,25 @@ class _Parser(argparse.ArgumentParser):
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
             word = message.removeprefix(prefix).split()[0]
-            known = [option for action in self._actions for option in action.option_strings]
+            known = _option_strings(self)
             message = f"unknown argument '{word}'{nearest(word, known)}; see `{self.prog} --help`"
         raise UserError(message)
 
 
+def _option_strings(parser: argparse.ArgumentParser) -> set[str]:
+    """Options of the parser and of its commands."""
+    known = set()
+    for action in parser._actions:
+        known |= set(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            known |= {option for command in action.choices.values() for option in _option_strings(command)}
+    return known
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 = done, 2 = the user can mend it (one line on stderr), 1 = a check failed, 130 = Ctrl-C."""
+    # timm and mmcv decorate functions with it at import; nothing a user can act on
+    warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=FutureWarning)
     try:
         args = _parser().parse_args(argv)
         command: Callable[[argparse.Namespace], int] = args.command
@@ -83,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     table = add("table", _table, "make the comparison table from records, beside the published numbers")
     table.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
     table.add_argument("--format", choices=["markdown", "csv"], default="markdown")
+    table.add_argument("--layout", choices=["wide", "long"], default="wide", help="a column or a row a cell")
     table.add_argument("--compare", nargs=2, metavar=("INIT", "INIT"), help="difference of two initialisations")
     table.add_argument("--out", type=Path, help="write to this file instead of printing")
 
@@ -91,9 +105,13 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = add("doctor", _doctor, "say what is installed and found, and the command for what is missing")
     doctor.add_argument("--task", help="look only at what this task needs")
-    doctor.add_argument("--install", choices=["detectron2"], help="install what no package index offers for this Python")
+    doctor.add_argument(
+        "--install", choices=["detectron2"], help="install what no package index offers for this Python"
+    )
 
-    quick = add("quickstart", _quickstart, "pre-train a tiny MAE, run four tiny tasks x three initialisations, print the table")
+    quick = add(
+        "quickstart", _quickstart, "pre-train a tiny MAE, run four tiny tasks x three initialisations, print the table"
+    )
     quick.add_argument("--out", type=Path, default=Path("runs/quickstart"))
     quick.add_argument("--seeds", default="0")
     return parser
@@ -174,7 +192,9 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     if args.name not in recipes.index("task") and "/" not in args.name and not args.name.endswith(".toml"):
         everything = [*known, *recipes.index("task")]
-        raise UserError(f"unknown recipe '{args.name}'{nearest(args.name, everything)}; `python -m mae_bench list` shows all")
+        raise UserError(
+            f"unknown recipe '{args.name}'{nearest(args.name, everything)}; `python -m mae_bench list` shows all"
+        )
     backbone = recipes.load_backbone(args.backbone)
     task = recipes.resolve_task(args.name, backbone, args.settings)
     print(f"task {task.task.name} for {backbone.name}   ({task.path})")
@@ -226,11 +246,32 @@ def _print_runs(finished: list[Run]) -> None:
 
 
 def _table(args: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from mae_bench import api
+
+    for path in args.records or []:
+        if not path.exists():
+            raise UserError(f"--records {path}: no such file or folder")
+    text = api.table(args.records, form=args.format, layout=args.layout, compare=args.compare)
+    if args.out is None:
+        print(text, end="")
+        return 0
+    try:
+        args.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write --out {args.out}: {error.strerror}") from error
+    return 0
 
 
 def _promote(args: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from mae_bench import places
+    from mae_bench.reporting import store
+
+    root = places.checkout()
+    if root is None:
+        raise UserError("promote copies records into a checkout's results/runs; this is an installed wheel")
+    for path in store.promote(store.load_records(args.records), root / "results" / "runs"):
+        print(path.relative_to(root))
+    return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -15,7 +15,17 @@ from mae_bench import provenance, weights
 from mae_bench.engine.job import Job, Options, Outcome, Pipeline
 from mae_bench.errors import UserError
 from mae_bench.recipes import ResolvedTask, digest, load_backbone, resolve_task
-from mae_bench.reporting.record import DataUsed, Git, Hardware, Record, Times, WeightsUsed, read_record, write_record
+from mae_bench.reporting.record import (
+    DataUsed,
+    Git,
+    Hardware,
+    Record,
+    Times,
+    WeightsUsed,
+    read_record,
+    record_from,
+    write_record,
+)
 from mae_bench.schema import Backbone, MadeWeights, NoWeights
 
 # engine = "…" of a task recipe -> module with `run(job)` and `smoke(values, backbone)`
@@ -25,6 +35,8 @@ PIPELINES = {
     "segmentation": "mae_bench.segmentation.run",
     "pretraining": "mae_bench.pretraining.run",
 }
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run: its record and the folder that holds it, the log and the trained model."""
@@ -114,19 +126,20 @@ def _run_seed(task: ResolvedTask, backbone: Backbone, seed: int, options: Option
     from mae_bench.data import open_dataset
     from mae_bench.engine import distributed
 
-    distributed.init()
+    weights.locate(backbone, options)  # a missing file is told before minutes are spent on data or pre-training
+    distributed.init(options)
     dataset = open_dataset(task.task.data, options.data, smoke=options.smoke)
-    with distributed.main_first():
-        source = weights.find(backbone, options, lambda recipe: _make_weights(recipe, options))
+    # Found, made and named by the first process; torchrun ends the others should it fail.
+    main = distributed.main_process()
+    source = distributed.gather_objects(find_weights(backbone, options) if main else None)[0]
     pipeline = import_module(PIPELINES[task.task.engine])
     if options.smoke:
         task, options = _smoke(task, backbone, options, pipeline.smoke(task.values, backbone))
     key = digest([_recipe(task, backbone), seed, source.sha256, dataset.fingerprint, options.smoke, options.eval_only])
     stem = options.out / task.task.name / backbone.name / f"seed{seed}-{key[:8]}"
-    folder = Path(distributed.from_main(lambda: str(_folder(stem, options.resume))))
-    record_file = folder / RECORD_FILE
-    if record_file.is_file():
-        return Run(read_record(record_file), folder)  # --resume of a finished run
+    folder = distributed.gather_objects(_folder(stem, options.resume) if main else None)[0]
+    if (folder / RECORD_FILE).is_file():
+        return Run(read_record(folder / RECORD_FILE), folder)  # --resume of a finished run
     return _train(Job(task, backbone, seed, options, folder, dataset, source.file), source)
 
 
@@ -141,7 +154,9 @@ def _folder(stem: Path, resume: bool) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"cannot make the run folder {folder}: {error.strerror}; choose another place with --out") from error
+        raise UserError(
+            f"cannot make the run folder {folder}: {error.strerror}; choose another place with --out"
+        ) from error
     return folder
 
 
@@ -162,6 +177,11 @@ def _smoke(
         "lr_per": 0,
     }
     return task.changed(**(short | reduced)), replace(options, workers=0, micro_batch=2)
+
+
+def find_weights(backbone: Backbone, options: Options) -> weights.Source:
+    """The encoder file that ``backbone`` starts from under ``options``, made now if its recipe says so."""
+    return weights.find(backbone, options, lambda recipe: _make_weights(recipe, options))
 
 
 def _make_weights(backbone: Backbone, options: Options) -> Path:
@@ -187,7 +207,9 @@ def _make_weights(backbone: Backbone, options: Options) -> Path:
                     f"the weights of '{backbone.name}' are made on demand, in one process: first run "
                     f"`python -m mae_bench pretrain --backbone {backbone.name}` without torchrun"
                 )
-            print(f"making the weights of '{backbone.name}' with task '{task.task.name}' (kept in {folder})", flush=True)
+            print(
+                f"making the weights of '{backbone.name}' with task '{task.task.name}' (kept in {folder})", flush=True
+            )
             folder.mkdir(parents=True, exist_ok=True)
             how = Options(
                 resume=True, out=folder, device=options.device, workers=options.workers, micro_batch=options.micro_batch
@@ -214,13 +236,18 @@ def _train(job: Job, source: weights.Source) -> Run:
 
 
 def _recipe(task: ResolvedTask, backbone: Backbone) -> dict[str, Any]:
-    """Everything that makes the protocol's number and nothing of this machine: what `recipe_hash` is taken of."""
+    """Everything that makes the protocol's number: what `recipe_hash` is taken of.
+
+    Paths, workers and the device are options and never part of it; words about a backbone (summary, licence, address)
+    are left out, so that correcting them does not make old results stale.
+    """
+    words = {"summary": True, "refused": True, "weights": {"url", "licence", "source"}}
     return {
         "task": task.task.name,
         "protocol": task.task.protocol,
         "data": task.task.data.model_dump(mode="json"),
         "values": task.values.model_dump(mode="json"),
-        "backbone": backbone.model_dump(mode="json"),
+        "backbone": backbone.model_dump(mode="json", exclude=words),
     }
 
 
@@ -241,46 +268,49 @@ def _foreign_data(job: Job) -> bool:
 def _record(job: Job, outcome: Outcome, source: weights.Source, started: datetime, seconds: float) -> Record:
     task, backbone = job.task, job.backbone
     recipe = _recipe(task, backbone)
-    return Record(
-        run_id=f"{task.task.name}.{backbone.name}.{job.folder.name}",
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        task=task.task.name,
-        engine=task.task.engine,
-        metric=task.task.metric,
-        protocol=_protocol(job),
-        recipe_protocol=task.task.protocol,
-        backbone=backbone.name,
-        size=backbone.size,
-        init=backbone.init,
-        seed=job.seed,
-        smoke=job.options.smoke,
-        eval_only=job.options.eval_only,
-        metrics=outcome.metrics,
-        best=outcome.best,
-        baseline=outcome.baseline,
-        per_class=outcome.per_class,
-        history=outcome.history,
-        recipe=recipe | {"origins": {name: asdict(origin) for name, origin in task.origins.items()}},
-        recipe_hash=digest(recipe),
-        ours=list(task.ours),
-        overridden=list(task.overridden),
-        code_hash=provenance.code_hash(PIPELINES[task.task.engine].rpartition(".")[0]),
-        weights=WeightsUsed(kind=source.kind, sha256=source.sha256, maker=_maker(source), load=outcome.load),
-        data=DataUsed(
-            name=task.task.data.made or task.task.data.folder or job.dataset.root.name,
-            fingerprint=job.dataset.fingerprint,
-            counts=job.dataset.counts,
-            synthetic=job.dataset.synthetic,
-            matches=job.dataset.matches and not _foreign_data(job),
-        ),
-        effective=outcome.effective,
-        parameters=outcome.parameters,
-        git=Git(**provenance.git_state()),
-        versions=provenance.versions(),
-        hardware=Hardware(**provenance.hardware()),
-        times=Times(started=started.isoformat(timespec="seconds"), seconds=round(seconds, 2)),
-        command=["python", "-m", "mae_bench", *sys.argv[1:]] if sys.argv else [],
-        notes=job.notes,
+    created = datetime.now(UTC)
+    return record_from(
+        {
+            "run_id": f"{task.task.name}.{backbone.name}.{job.folder.name}.{created:%Y%m%dT%H%M%SZ}",
+            "created": created.isoformat(timespec="seconds"),
+            "task": task.task.name,
+            "engine": task.task.engine,
+            "metric": task.task.metric,
+            "protocol": _protocol(job),
+            "recipe_protocol": task.task.protocol,
+            "backbone": backbone.name,
+            "size": backbone.size,
+            "init": backbone.init,
+            "seed": job.seed,
+            "smoke": job.options.smoke,
+            "eval_only": job.options.eval_only,
+            "metrics": outcome.metrics,
+            "best": outcome.best,
+            "baseline": outcome.baseline,
+            "per_class": outcome.per_class,
+            "history": outcome.history,
+            "recipe": recipe | {"origins": {name: asdict(origin) for name, origin in task.origins.items()}},
+            "recipe_hash": digest(recipe),
+            "ours": list(task.ours),
+            "overridden": list(task.overridden),
+            "code_hash": provenance.code_hash(PIPELINES[task.task.engine].rpartition(".")[0]),
+            "weights": WeightsUsed(kind=source.kind, sha256=source.sha256, maker=_maker(source), load=outcome.load),
+            "data": DataUsed(
+                name=task.task.data.made or task.task.data.folder or job.dataset.root.name,
+                fingerprint=job.dataset.fingerprint,
+                counts=job.dataset.counts,
+                synthetic=job.dataset.synthetic,
+                matches=job.dataset.matches and not _foreign_data(job),
+            ),
+            "effective": outcome.effective,
+            "parameters": outcome.parameters,
+            "git": Git(**provenance.git_state()),
+            "versions": provenance.versions(),
+            "hardware": Hardware(**provenance.hardware()),
+            "times": Times(started=started.isoformat(timespec="seconds"), seconds=round(seconds, 2)),
+            "command": _command(),
+            "notes": job.notes,
+        }
     )
 
 
@@ -288,5 +318,13 @@ def _maker(source: weights.Source) -> dict[str, Any]:
     """The run that made the weights, where its record lies beside the file."""
     if source.file is None or not (beside := source.file.with_name(RECORD_FILE)).is_file():
         return {}
-    maker = read_record(beside)
-    return {"run_id": maker.run_id, "recipe_hash": maker.recipe_hash, "code_hash": maker.code_hash, "git": maker.git}
+    return read_record(beside).model_dump(mode="json", include={"run_id", "recipe_hash", "code_hash", "git"})
+
+
+def _command() -> list[str]:
+    """The command that started this process, the interpreter's own path left out."""
+    program, *words = sys.argv or [""]
+    start = (
+        ["python", "-m", "mae_bench"] if Path(program).name in ("__main__.py", "mae-bench") else [Path(program).name]
+    )
+    return [*start, *words]

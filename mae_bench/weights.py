@@ -40,39 +40,50 @@ def find(backbone: Backbone, options: Options, make: Callable[[Backbone], Path])
     ``make`` trains the weights of a backbone whose recipe says ``kind = "made"`` and returns the file, from its cache
     where it can. A smoke run never trains: it takes a random file in the declared layout where there is no real one.
     """
-    recipe = backbone.weights
-    if options.weights is not None and not options.eval_only:
-        if isinstance(recipe, NoWeights):
-            raise UserError(
-                f"--weights {options.weights}: '{backbone.name}' is a from-scratch baseline; "
-                "name a backbone with weights, e.g. " + backbone.name.replace("scratch", "mae")
-            )
-        return _source("given", _existing(options.weights, "--weights"))
-    if isinstance(recipe, NoWeights):
-        return Source("none", None)
-    if isinstance(recipe, FileWeights):
-        file = places.weights_root() / recipe.file
-        if file.is_file():
-            return _source("file", file)
-        if options.smoke:
-            return _source("synthetic", _synthetic(backbone))
-        raise UserError(
-            f"the weights of '{backbone.name}' are not at {file}; fetch them with "
-            f"`curl --create-dirs -Lo {file} {recipe.url}` (licence {recipe.licence}), "
-            "name another copy with --weights FILE, or try the pipeline without them: --smoke"
-        )
-    if options.smoke:
-        return _source("synthetic", _synthetic(backbone))
-    return _source("made", make(backbone))
-
-
-def _source(kind: Kind, file: Path) -> Source:
+    kind, file = locate(backbone, options)
+    if kind == "none":
+        return Source(kind, None)
+    if kind == "made":
+        file = make(backbone)
+    if kind == "synthetic":
+        file = _synthetic(backbone)
+    assert file is not None
     return Source(kind, file, file_sha256(file))
 
 
-def _existing(path: Path, option: str) -> Path:
+def locate(backbone: Backbone, options: Options) -> tuple[Kind, Path | None]:
+    """What kind of weights a run starts from, and the file if it must be there already. Costs nothing.
+
+    Raises:
+        UserError: the file is missing; names it, its place and the command that brings it.
+    """
+    recipe = backbone.weights
+    if options.weights is not None:
+        if isinstance(recipe, NoWeights) and not options.eval_only:
+            raise UserError(
+                f"--weights {options.weights}: '{backbone.name}' is a from-scratch baseline; "
+                f"name a backbone with weights, e.g. {backbone.name.replace('scratch', 'mae')}"
+            )
+        return "given", _existing(options.weights)
+    if isinstance(recipe, NoWeights):
+        return "none", None
+    if isinstance(recipe, MadeWeights):
+        return ("synthetic" if options.smoke else "made"), None
+    file = places.weights_root() / recipe.file
+    if file.is_file():
+        return "file", file
+    if options.smoke:
+        return "synthetic", None
+    raise UserError(
+        f"the weights of '{backbone.name}' are not at {file}; fetch them with "
+        f"`curl --create-dirs -Lo {file} {recipe.url}` (licence {recipe.licence}), "
+        "name another copy with --weights FILE, or try the pipeline without them: --smoke"
+    )
+
+
+def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise UserError(f"{option} {path}: no such file")
+        raise UserError(f"--weights {path}: no such file")
     return path
 
 

@@ -1,0 +1,25 @@
+"""Shared by all tests: a cache of their own, so that no test reads or fills the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache for the whole session; parallel workers share it, which also tests its locking."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAE_BENCH_CACHE", str(base / "mae_bench_cache"))
+        patch.delenv("MAE_BENCH_DATA", raising=False)
+        patch.delenv("MAE_BENCH_WEIGHTS", raising=False)
+        patch.delenv("MAE_BENCH_PATH", raising=False)
+        yield
