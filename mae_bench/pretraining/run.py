@@ -1,0 +1,110 @@
+"""The pre-training pipeline: He et al., arXiv 2111.06377, appendix A.1 and Table 8; FAIR's ``main_pretrain.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mae_bench.checkpoints.load import build_encoder, save_encoder, save_model
+from mae_bench.engine import distributed
+from mae_bench.engine.job import Job, Outcome
+from mae_bench.engine.optim import build_optimizer, parameter_groups
+from mae_bench.engine.plan import make_plan
+from mae_bench.engine.runner import Fit, fit
+from mae_bench.pretraining.evaluate import Evaluation
+from mae_bench.pretraining.images import Pictures, TrainingSamples, ValidationSamples, collate
+from mae_bench.pretraining.mae import MaskedAutoencoder
+from mae_bench.pretraining.pictures import reconstruct
+from mae_bench.schema import Backbone, PretrainingValues
+
+TAIL = 0.1  # share of the steps, the last ones, whose mean loss is the metric `loss`
+SHOWN = 8  # validation pictures in reconstructions.png
+
+
+def smoke(values: PretrainingValues, backbone: Backbone) -> dict[str, Any]:
+    """Values that a smoke run reduces: none, since the weights and not the pictures take the memory."""
+    return {}
+
+
+def run(job: Job) -> Outcome:
+    """Pre-train an encoder on the training pictures; their labels, if any, are not read.
+
+    Leaves in the run folder ``encoder.safetensors``, ``mae.safetensors`` (with the decoder) and
+    ``reconstructions.png``. ``loss`` is the training objective over the last tenth of the steps, ``val_loss`` the same
+    on validation pictures under masks that no run changes; both in units of the target.
+    """
+    values: PretrainingValues = job.task.values
+    architecture = job.backbone.architecture
+    encoder, report = build_encoder(
+        job.backbone,
+        job.encoder_file,
+        seed=job.seed,
+        drop_path=values.drop_path,
+        frozen_positions=architecture.positions == "sincos",
+    )
+    model = MaskedAutoencoder(encoder, job.backbone.input, values, job.seed)
+    pictures = Pictures(job.dataset.images("train"))
+    training = TrainingSamples(pictures, architecture.image_size, model.patches, values)
+    validation = ValidationSamples(Pictures(job.dataset.images("val")), architecture.image_size, model.patches)
+    evaluation = Evaluation(job, values, validation)
+    groups = parameter_groups(model, values, encoder_prefix="encoder.", depth=encoder.depth)
+    fitted = fit(
+        model,
+        training,
+        collate,
+        job=job,
+        values=values,
+        plan=make_plan(values, len(pictures), job.options, distributed.world_size()),
+        optimizer=build_optimizer(groups, values),
+        evaluate=evaluation,
+        metric="val_loss",
+        unit="epoch" if values.epochs else "step",
+        describe=pictures.path,
+    )
+    baseline = evaluation.baseline(model, training)
+    if distributed.main_process():
+        _save(job, model, validation)
+    return Outcome(
+        metrics={"loss": _tail_loss(fitted), **fitted.last},
+        best=fitted.best,
+        history=fitted.history,
+        effective=fitted.effective,
+        load=report.as_dict(),
+        parameters=_parameters(model),
+        baseline=baseline,
+        weights=job.folder / "encoder.safetensors",
+    )
+
+
+def _tail_loss(fitted: Fit) -> float:
+    """Mean training loss over the last tenth of the steps; each point of the curve is a mean since the one before."""
+    start = total = count = 0.0
+    first = fitted.effective["steps"] * (1 - TAIL)
+    for point in fitted.history:
+        if "lr" in point:  # a point of the training curve, not an evaluation
+            if point["step"] > first:
+                total += point["loss"] * (point["step"] - start)
+                count += point["step"] - start
+            start = point["step"]
+    return total / count
+
+
+def _save(job: Job, model: MaskedAutoencoder, validation: ValidationSamples) -> None:
+    values: PretrainingValues = job.task.values
+    metadata = {
+        "engine": "pretraining",
+        "task": job.task.task.name,
+        "protocol": job.task.protocol,
+        "backbone": job.backbone.name,
+        "target": "norm_pix" if values.norm_pix else "pixel",
+        "mask_ratio": str(values.mask_ratio),
+    }
+    save_encoder(job.folder / "encoder.safetensors", model.encoder, metadata)
+    save_model(job.folder / "mae.safetensors", model.state_dict(), metadata)
+    batch = collate([validation[index] for index in range(min(SHOWN, len(validation)))])
+    reconstruct(model, batch["inputs"], batch["data_samples"]).write(job.folder / "reconstructions.png")
+
+
+def _parameters(model: MaskedAutoencoder) -> dict[str, int]:
+    parameters = list(model.parameters())
+    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return {"total": sum(parameter.numel() for parameter in parameters), "trainable": trainable}
