@@ -34,10 +34,18 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "pretraining": ("train", TRAIN),
     "classification": ("train", TRAIN),
     "segmentation": ("ade20k", TRAIN | {"onedl-mmsegmentation": "mmseg"}),
-    "detection": ("coco", TRAIN | {"faster-coco-eval": "faster_coco_eval", "fvcore": "fvcore", "omegaconf": "omegaconf"}),
+    "detection": (
+        "coco",
+        TRAIN | {"faster-coco-eval": "faster_coco_eval", "fvcore": "fvcore", "omegaconf": "omegaconf"},
+    ),
 }
 # The originals install the same import names and would be mixed up with the maintained distributions.
-CLASHES = {"mmengine": "onedl-mmengine", "mmcv": "onedl-mmcv", "mmcv-lite": "onedl-mmcv", "mmsegmentation": "onedl-mmsegmentation"}
+CLASHES = {
+    "mmengine": "onedl-mmengine",
+    "mmcv": "onedl-mmcv",
+    "mmcv-lite": "onedl-mmcv",
+    "mmsegmentation": "onedl-mmsegmentation",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,9 @@ class Finding:
 
 def report(task_name: str | None = None) -> int:
     """Print what is in place; 0 if everything needed is installed, else 1. Data and weights are told, not demanded."""
-    tasks = [recipes.load_task(task_name)] if task_name else [recipes.load_task(n) for n in sorted(recipes.index("task"))]
+    tasks = (
+        [recipes.load_task(task_name)] if task_name else [recipes.load_task(n) for n in sorted(recipes.index("task"))]
+    )
     findings = [*_software(tasks), *_data(tasks), *_weights()]
     for finding in findings:
         mark = "ok     " if finding.ok else "MISSING" if finding.needed else "absent "
@@ -78,7 +88,10 @@ def _software(tasks: list[Task]) -> Iterator[Finding]:
     for original, ours in CLASHES.items():
         if _version(original):
             yield Finding(
-                False, original, f"{_version(original)} clashes with {ours}", f"pip uninstall {original} && pip install --force-reinstall --no-deps {ours}"
+                False,
+                original,
+                f"{_version(original)} clashes with {ours}",
+                f"pip uninstall {original} && pip install --force-reinstall --no-deps {ours}",
             )
     if any(task.engine == "detection" for task in tasks):
         yield _detectron2()
@@ -135,7 +148,9 @@ def _data(tasks: list[Task]) -> Iterator[Finding]:
             mend = f"put it at {root}, set $MAE_BENCH_DATA, or give --data; without data: --smoke"
             yield Finding(found, f"data of {task.name}", str(root), mend, needed=False)
         else:
-            yield Finding(True, f"data of {task.name}", f"any {task.data.format} folder, given with --data", needed=False)
+            yield Finding(
+                True, f"data of {task.name}", f"any {task.data.format} folder, given with --data", needed=False
+            )
 
 
 def _weights() -> Iterator[Finding]:
@@ -163,7 +178,9 @@ def install_detectron2() -> None:
         command += ["--python-version", "3.10", "--implementation", "cp", "--abi", "cp310", "--platform", "any"]
         command += ["--require-hashes", "-r", str(DETECTRON2_PIN), "--dest", folder]
         if subprocess.run(command, check=False).returncode:
-            raise UserError("pip could not download the pinned detectron2 wheel; see the message above and docs/detectron2.md")
+            raise UserError(
+                "pip could not download the pinned detectron2 wheel; see the message above and docs/detectron2.md"
+            )
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist() if n.startswith("detectron2/") and not n.endswith(".so")]

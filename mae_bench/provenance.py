@@ -40,7 +40,7 @@ def code_hash(module: str) -> str:
     """
     root = places.PACKAGE
     room = root.joinpath(*module.split(".")[1:])
-    pending = sorted(room.glob("*.py")) if room.is_dir() else [_source(module)]
+    pending: list[Path | None] = [*sorted(room.glob("*.py"))] if room.is_dir() else [_source(module)]
     seen: set[Path] = set()
     while pending:
         path = pending.pop()

@@ -114,7 +114,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 f"{path} wants to run or load '{wanted[1]}', which a weight file has no need of; it was not opened"
             ) from error
         raise UserError(f"{path} is a damaged or unsafe torch file; it was not opened; fetch it again") from error
-    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except Exception as error:  # noqa: BLE001 - damaged bytes make torch's reader fail with any exception there is
         raise UserError(f"{path} is a truncated or damaged torch file; fetch it again") from error
     return _unwrap(path, content)
 
@@ -132,8 +132,8 @@ def _unwrap(path: Path, content: Any) -> tuple[dict[str, Tensor], dict[str, str]
             or value.is_quantized
         ):
             at = f"'{wrapper}' of {path}" if wrapper else str(path)
-            top = "" if wrapper else f"; at the top it has {', '.join(map(repr, list(content)[:6]))}"
-            raise UserError(f"{at}: {key!r} is no plain tensor but a {type(value).__name__}{top}; unknown layout")
+            top = "" if wrapper else f"; at the top it has {', '.join(map(repr, list(content)[:6])):.200}"
+            raise UserError(f"{at}: {key!r:.80} is no plain tensor but a {type(value).__name__}{top}; unknown layout")
     metadata = {"wrapper": wrapper, "beside": ",".join(key for key in content if wrapper and key != wrapper)}
     if wrapper and content.get(SYNTHETIC) is True:
         metadata[SYNTHETIC] = "true"

@@ -33,9 +33,9 @@ ANCHOR = "patch_embed.proj.weight"  # every layout below has it exactly once, be
 PREFIXES = ("", "module.")  # of torch's DistributedDataParallel
 ENCODER_KEY = re.compile(
     r"cls_token|pos_embed|patch_embed\.proj\.(weight|bias)|norm\.(weight|bias)"
-    r"|blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
+    r"|blocks\.[0-9]{1,4}\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
 )
-DECODER_KEY = re.compile(r"mask_token|decoder_.*")
+DECODER_KEY = re.compile(r"mask_token|decoder_[a-z0-9_.]+")
 HEAD_KEY = re.compile(r"head\.(weight|bias)")
 FC_NORM_KEY = re.compile(r"fc_norm\.(weight|bias)")
 
@@ -74,7 +74,7 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     prefix = prefixes[0]
     stray = [key for key in tensors if not key.startswith(prefix)]
     if stray:
-        raise UserError(f"{path}: '{stray[0]}' lacks the prefix '{prefix}' of the other tensors; unknown layout")
+        raise UserError(f"{path}: {stray[0]!r:.80} lacks the prefix '{prefix}' of the other tensors; unknown layout")
     named = {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
     encoder = {key: tensor for key, tensor in named.items() if ENCODER_KEY.fullmatch(key)}
     others = [key for key in named if key not in encoder]
@@ -117,7 +117,7 @@ def table_order(table: Tensor) -> Literal["mae", "exchanged", "other"]:
 def _unknown(path: Path, keys: list[str]) -> UserError:
     guesses = [name for part, name in TELLTALES.items() if any(part in key for key in keys)]
     seems = f"; it looks like {guesses[0]}, a layout that is not read" if guesses else ""
-    shown = ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
+    shown = ", ".join(f"{key!r:.80}" for key in keys[:3]) + (", …" if len(keys) > 3 else "")
     return UserError(
         f"{path}: unknown layout{seems}. Unexpected tensors: {shown or 'none at all'}. "
         "Known: FAIR MAE (encoder, full, visualize), DeiT, mae_bench"

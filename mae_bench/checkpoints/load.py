@@ -163,7 +163,7 @@ def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbo
     for key, value in stated.items():
         if key in Architecture.model_fields and value != getattr(architecture, key):
             raise UserError(
-                f"{file} was made with {key} = {value}, backbone '{backbone.name}' has {getattr(architecture, key)}"
+                f"{file} was made with {key} = {value!r:.80}, backbone '{backbone.name}' has {getattr(architecture, key)}"
             )
     for what, keys in (
         ("is missing", meant.keys() - tensors.keys()),
@@ -227,12 +227,12 @@ def load_model(module: nn.Module, path: Path, expect: dict[str, str]) -> dict[st
     tensors, metadata = read_tensors(path)
     for key, meant in expect.items():
         if metadata.get(key) != meant:
-            raise UserError(f"{path} was made with {key} = {metadata.get(key, 'nothing stated')}, this run has {meant}")
+            raise UserError(f"{path} was made with {key} = {metadata.get(key)!r:.80}, this run has {meant!r}")
     state = module.state_dict()
     for what, keys in (("lacks", state.keys() - tensors.keys()), ("has unexpected", tensors.keys() - state.keys())):
         if keys:
             raise UserError(
-                f"{path} {what} {len(keys)} tensors of this model, first {min(keys)}; give the run's own file"
+                f"{path} {what} {len(keys)} tensors of this model, first {min(keys)!r:.80}; give the run's own file"
             )
     for key, tensor in tensors.items():
         if tensor.shape != state[key].shape or tensor.dtype != state[key].dtype:

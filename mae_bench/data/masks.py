@@ -34,14 +34,14 @@ def read_colours(file: Path) -> NDArray[np.uint8]:
 
 def to_indices(path: Path, colours: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
     """(H, W) class indices of one colour label picture."""
-    rgb: NDArray[np.uint8] = np.asarray(read_rgb(path))
+    rgb = np.asarray(read_rgb(path), np.uint8)
     if colours is None:
         if not (rgb == rgb[:, :, :1]).all():
             raise UserError(f"label {path} has true colours; --colours FILE must name the colour of each class index")
-        return np.ascontiguousarray(rgb[:, :, 0])
+        return np.asarray(rgb[:, :, 0], np.uint8)
     codes, table = (array.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32) for array in (rgb, colours))
     order = np.argsort(table)
-    nearest = order[np.searchsorted(table[order], codes).clip(max=len(table) - 1)]
+    nearest: NDArray[np.intp] = order[np.searchsorted(table[order], codes).clip(max=len(table) - 1)]
     if (wrong := table[nearest] != codes).any():
         red, green, blue = rgb[wrong][0]
         raise UserError(f"label {path} has colour {red} {green} {blue}, which the colours file does not name; add it")

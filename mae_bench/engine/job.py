@@ -27,7 +27,9 @@ class Options:
     smoke: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: int = 2  # data loading processes
-    micro_batch: int = 0  # largest batch per device and forward pass; 0 = the protocol's. Accumulation makes up the rest
+    micro_batch: int = (
+        0  # largest batch per device and forward pass; 0 = the protocol's. Accumulation makes up the rest
+    )
     quiet: bool = False  # no progress display
 
 
@@ -67,12 +69,14 @@ class Outcome:
     best: dict[str, float] = field(default_factory=dict)
     # {"step", "loss", "lr"} points and {"step", <metric>…} evaluations, thinned to at most 1000 points
     history: list[dict[str, float]] = field(default_factory=list)
-    # what the recipe came to on this machine: lr, steps, batch, micro_batch, accumulation, world_size, precision, device
+    # what the recipe came to on this machine: lr, steps, batch, micro_batch, accumulation, precision, device, …
     effective: dict[str, Any] = field(default_factory=dict)
     load: dict[str, Any] = field(default_factory=dict)  # LoadReport.as_dict() of the encoder
     parameters: dict[str, int] = field(default_factory=dict)  # {"total", "trainable"}
     per_class: dict[str, dict[str, float]] = field(default_factory=dict)  # class name -> metric -> value
-    baseline: dict[str, float] = field(default_factory=dict)  # metric -> value of a trivial prediction (majority, empty)
+    baseline: dict[str, float] = field(
+        default_factory=dict
+    )  # metric -> value of a trivial prediction (majority, empty)
     weights: Path | None = None  # the trained model, safetensors, in the run folder
 
 

@@ -170,33 +170,38 @@ def write_record(record: Record, folder: Path, name: str = "record.json") -> Pat
                 file.flush()
                 os.fsync(file.fileno())
             Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide the record from the group
-            _claim(Path(temporary), target)
+            written = _claim(Path(temporary), target)
         finally:
-            with suppress(FileNotFoundError):
-                Path(temporary).unlink()
+            Path(temporary).unlink(missing_ok=True)
         _sync_folder(folder)
-    except FileExistsError as error:
-        raise UserError(f"{target} exists and records are never overwritten; choose another --out or seed") from error
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror}; free space or choose another --out") from error
+    if not written:
+        raise UserError(f"{target} exists and records are never overwritten; choose another --out or seed")
     return target
 
 
-def _claim(temporary: Path, target: Path) -> None:
-    """Give the finished file its name, or raise FileExistsError. A hard link is both atomic and exclusive."""
+def _claim(temporary: Path, target: Path) -> bool:
+    """Give the finished file its name; False if the name is taken. A hard link is both atomic and exclusive."""
     try:
         os.link(temporary, target)
+    except FileExistsError:
+        return False
     except OSError as error:
         if error.errno not in NO_HARD_LINKS:
             raise
         # File systems without hard links (exFAT, mounted cloud drives): claim the name, then move the file onto it.
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        try:
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            return False
         temporary.replace(target)
+    return True
 
 
 def _sync_folder(folder: Path) -> None:
     """Make the new name survive a power cut, where the system can."""
-    with suppress(PermissionError, OSError):
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
