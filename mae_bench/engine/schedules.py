@@ -1,9 +1,10 @@
 """Learning rates, set before every optimiser step.
 
 `cosine` is FAIR's (arXiv 2111.06377, `util/lr_sched.py`): linear warmup from 0, then half a cosine down to min_lr, over
-fractional epochs; the value of a step is that at the step's first micro batch. `poly` and `steps` begin after the
-warmup as in mmengine's PolyLR and detectron2's MultiStepParamScheduler. FAIR multiplies the whole value, min_lr
-included, by a group's layer-decay factor (``min_lr_scaled``); mmpretrain keeps min_lr absolute.
+fractional epochs; the value of a step is that at the step's first micro batch. `poly` is that of mmcv 1.x, with which
+the published UperNet numbers were made, and `steps` detectron2's: both run over the whole length, and the warmup
+multiplies them. FAIR multiplies the whole value, min_lr included, by a group's layer-decay factor (``min_lr_scaled``);
+mmpretrain keeps min_lr absolute.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ if TYPE_CHECKING:
 def lr_at(step: int, values: Optimisation, plan: Plan, scale: float = 1.0) -> float:
     """Learning rate of the optimiser step ``step`` (0-based) for a group with layer-decay factor ``scale``."""
     peak = values.lr * scale
-    if step < plan.warmup_steps:
-        start = values.warmup_factor
-        return peak * (start + (1 - start) * step / plan.warmup_steps)
     floor = values.min_lr * (scale if values.min_lr_scaled else 1.0)
-    return floor + (peak - floor) * _remaining(step, values, plan)
+    warmup = 1.0
+    if step < plan.warmup_steps:
+        warmup = values.warmup_factor + (1 - values.warmup_factor) * step / plan.warmup_steps
+    return warmup * (floor + (peak - floor) * _remaining(step, values, plan))
 
 
 def _remaining(step: int, values: Optimisation, plan: Plan) -> float:
-    """Share of the way from min_lr to the peak that is left at ``step``, after the warmup: 1 at first."""
-    progress = (step - plan.warmup_steps) / (plan.steps - plan.warmup_steps)
+    """Share of the way from min_lr to the peak that is left at ``step``: 1 at first."""
     if values.schedule == "cosine":
+        progress = max(0, step - plan.warmup_steps) / (plan.steps - plan.warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * progress))
     if values.schedule == "poly":
-        return float((1 - progress) ** values.poly_power)
-    if values.schedule == "steps":  # fractions of the whole length, warmup included
+        return float((1 - step / plan.steps) ** values.poly_power)
+    if values.schedule == "steps":
         milestones = [round(fraction * plan.steps) for fraction in sorted(values.milestones)]
         return float(0.1 ** bisect.bisect_right(milestones, step))
     return 1.0
