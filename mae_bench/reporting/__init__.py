@@ -1,1 +1,1 @@
-
+"""Records, the store, tables and published numbers. Imports no torch."""
