@@ -29,7 +29,7 @@ def run(out: Path, seeds: Sequence[int] = (0,)) -> None:
         for one in runs.run(task, backbone, seeds=seeds, options=options):
             print(f"  seed {one.record.seed}: {one.record.metric} {one.record.value}", flush=True)
     shutil.copyfile(made["mae"].folder / PICTURES, out / PICTURES)
-    text = api.table(out)
+    text = api.table(out, layout="long")
     (out / "table.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\n{len(jobs) * len(seeds)} runs in {(time.monotonic() - started) / 60:.1f} minutes")
     print(f"table: {out / 'table.md'}\nreconstructions: {out / PICTURES}")

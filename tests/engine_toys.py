@@ -79,10 +79,10 @@ class Model(BaseModel):
     def __init__(self, noisy: bool = True) -> None:
         super().__init__()
         middle = [nn.Dropout(0.5), nn.BatchNorm1d(8)] if noisy else [nn.Tanh()]
-        self.layers = nn.Sequential(nn.Linear(4, 8), *middle, nn.Linear(8, 3))
+        self.blocks = nn.Sequential(nn.Linear(4, 8), *middle, nn.Linear(8, 3))
 
     def forward(self, inputs: torch.Tensor, data_samples: Any = None, mode: str = "tensor") -> Any:
-        logits = self.layers(inputs)
+        logits = self.blocks(inputs)
         return {"loss": F.cross_entropy(logits, data_samples)} if mode == "loss" else logits
 
 
@@ -110,7 +110,7 @@ def collate(samples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
 
 def weight_sum(model: nn.Module) -> dict[str, float]:
     """An "evaluation" that tells weights apart."""
-    return {"sum": sum(float(parameter.double().sum()) for parameter in model.parameters())}
+    return {"sum": sum(float(parameter.detach().double().sum()) for parameter in model.parameters())}
 
 
 def plan_for(job: Job) -> Plan:
@@ -128,7 +128,7 @@ def train(
     values: ClassificationValues = job.task.values
     torch.manual_seed(0)
     model = Model(noisy)
-    groups = optim.parameter_groups(model, values, encoder_prefix=None, depth=0)
+    groups = optim.parameter_groups(model, values, encoder_prefix="", depth=len(model.blocks))
     fitted = runner.fit(
         model,
         dataset or Noise(),

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from mae_bench.errors import UserError
 from mae_bench.schema import Optimisation
 
 Group = dict[str, Any]
@@ -57,6 +58,8 @@ def parameter_groups(model: nn.Module, values: Optimisation, *, encoder_prefix: 
     ``encoder_prefix`` is the path of the encoder in ``model`` with its final dot (``"encoder."``; ``""`` when the model
     is the encoder; None when there is none). Frozen parameters are left out. Groups come in the order of layer ids.
     """
+    if encoder_prefix is None and values.layer_decay != 1:
+        raise UserError("layer_decay has no effect on a model without an encoder; leave it out")
     groups: dict[tuple[int, bool], Group] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
