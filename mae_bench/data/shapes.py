@@ -1,9 +1,9 @@
 """Draw one made picture: upright coloured shapes on a soft background. A pure function of (seed, index).
 
 What makes the pictures a fair small test: the class is the form of the largest, roughly centred shape and nothing
-else. Colours, position, size and background are drawn independently of it, and smaller shapes of any class stand around
-it. Everything up to the last pixel is integer or plain IEEE arithmetic on a fixed random stream, so that every machine
-draws the same picture.
+else. Colours (lighter or darker than the ground), position, size and background are drawn independently of it, and
+smaller shapes of any class stand around it. Everything up to the last pixel is integer or plain IEEE arithmetic on a
+fixed random stream, so that every machine draws the same picture.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 CLASSES = ("cross", "diamond", "disk", "hourglass", "ring", "square", "star", "triangle")
 SIDE = 64  # native side of a picture, in pixels
-MAIN = (26, 38)  # side of the main shape, in pixels, ends included
+MAIN = (34, 46)  # side of the main shape, in pixels, ends included
 OTHER = (10, 15)  # side of every other shape
+CROWD_SHARE = 0.2  # of the other shapes are crowds of four
 CROWD_SIDE, CROWD_STEP = 6, 7  # side of the members of a crowd, and the distance between them
-COUNTS = (1, 1, 1, 2, 2, 2, 3, 3, 4)  # shapes in a picture, drawn evenly from these
+COUNTS = (1, 1, 1, 1, 2, 2, 2, 3, 4)  # shapes in a picture, drawn evenly from these
 GAP = 2  # pixels kept free between shapes
 CONTRAST = 110  # least sum of absolute RGB differences between a shape and what it must stand out from
 
@@ -157,7 +158,7 @@ def draw(seed: int, index: int, *, height: int = SIDE, width: int = SIDE, empty:
     for number in range(0 if empty else COUNTS[rng.integers(len(COUNTS))]):
         main = number == 0
         label = index % len(CLASSES) if main else int(rng.integers(len(CLASSES)))
-        crowd = not main and rng.random() < 0.12
+        crowd = not main and rng.random() < CROWD_SHARE
         low, high = MAIN if main else OTHER
         side = CROWD_STEP + CROWD_SIDE if crowd else int(rng.integers(low, high + 1))
         spot = _spot(rng, taken, side, height, width, main)
@@ -177,11 +178,11 @@ def _spot(
     rng: np.random.Generator, taken: list[tuple[int, int, int]], side: int, height: int, width: int, main: bool
 ) -> tuple[int, int] | None:
     """Top left corner for a shape that touches no other one, or None after 20 misses. The main one stays near the
-    centre: within a sixth of the picture's side."""
+    centre: within an eighth of the picture's side."""
     for _ in range(20):
         if main:
             x, y = (
-                min(max((extent - side) // 2 + int(rng.integers(-extent // 6, extent // 6 + 1)), 0), extent - side)
+                min(max((extent - side) // 2 + int(rng.integers(-(extent // 8), extent // 8 + 1)), 0), extent - side)
                 for extent in (width, height)
             )
         else:
