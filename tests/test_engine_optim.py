@@ -11,6 +11,7 @@ from torch import nn
 
 from mae_bench.encoders.vit import Encoder
 from mae_bench.engine.optim import LARS, build_optimizer, layer_id, parameter_groups, parameter_kind
+from mae_bench.errors import UserError
 
 
 class _Model(nn.Module):
@@ -65,6 +66,11 @@ def test_block_ten_is_not_block_one() -> None:
     assert layer_id("blocks.10.attn.qkv.weight", "", 12) == 11
     assert layer_id("blocks.1.attn.qkv.weight", "", 12) == 2
     assert layer_id("blocks.1.attn.qkv.weight", None, 12) == 13
+
+
+def test_layer_decay_without_an_encoder_is_refused() -> None:
+    with pytest.raises(UserError, match="no effect on a model without an encoder"):
+        parameter_groups(nn.Linear(2, 2), make_values(layer_decay=0.5), encoder_prefix=None, depth=0)
 
 
 def test_exemptions_are_the_recipes() -> None:
