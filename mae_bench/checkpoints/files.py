@@ -24,6 +24,7 @@ from mae_bench.errors import UserError
 from mae_bench.schema import FileWeights
 
 SYNTHETIC = "mae_bench_synthetic"  # beside `model`, or in the metadata: random weights that --smoke wrote
+METADATA = "mae_bench"  # all our metadata in one JSON object: safetensors writes several entries in any order
 MAX_HEADER_BYTES = 100 << 20
 
 
@@ -41,12 +42,12 @@ def check_hash(path: Path, weights: FileWeights) -> str:
     where = f"fetch it again from {weights.url}, or correct the backbone recipe"
     if weights.sha256:
         found = file_hash(path)
-        if not found.startswith(weights.sha256.lower()):
+        if not found.startswith(weights.sha256):
             raise UserError(f"{path}: sha256 is {found}, the recipe means {weights.sha256}; {where}")
         return "sha256" if len(weights.sha256) == len(found) else "sha256 prefix"
     if weights.md5_prefix:
         found = file_hash(path, "md5")
-        if not found.startswith(weights.md5_prefix.lower()):
+        if not found.startswith(weights.md5_prefix):
             raise UserError(f"{path}: md5 is {found}, the recipe means {weights.md5_prefix}…; {where}")
         return "md5 prefix"
     return ""
@@ -55,8 +56,9 @@ def check_hash(path: Path, weights: FileWeights) -> str:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a weight file, on the CPU, as stored.
 
-    Metadata are safetensors' own, or for a ``torch.save`` file ``wrapper`` (the key that held the tensors, or "") and
-    ``beside`` (the other keys at the top, comma-separated). Every fault is a UserError that names the file.
+    Metadata are what ``save_model`` was given (safetensors' own in a file of others), or for a ``torch.save`` file
+    ``wrapper`` (the key that held the tensors, or "") and ``beside`` (the other keys at the top, comma-separated).
+    Every fault is a UserError that names the file.
     """
     try:
         with path.open("rb") as file:
@@ -66,6 +68,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"cannot read the weight file {path}: {error.strerror}") from error
     if not head:
         raise UserError(f"{path} is empty; fetch it again")
+    # A safetensors file starts with its header's length, whose bytes may look like the start of any other file.
+    header = int.from_bytes(head[:8], "little")
+    if head[8:9] == b"{" and header <= min(size - 8, MAX_HEADER_BYTES):
+        return _read_safetensors(path)
     if head.lstrip()[:1] == b"<":
         raise UserError(f"{path} is a web page, not a weight file: the download was answered by a page; fetch it again")
     if head.startswith(b"version https://g"[:16]):
@@ -76,9 +82,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if head[:1] == b"\x80":
         return _read_torch(path)
     if head[8:9] == b"{":
-        if int.from_bytes(head[:8], "little") > min(size - 8, MAX_HEADER_BYTES):
-            raise UserError(f"{path} is a truncated safetensors file ({size} bytes); fetch it again")
-        return _read_safetensors(path)
+        raise UserError(f"{path} is a truncated safetensors file ({size} bytes); fetch it again")
     raise UserError(f"{path} is neither a safetensors nor a torch file (it starts with {head[:8]!r})")
 
 
@@ -98,7 +102,9 @@ def _check_zip(path: Path, size: int) -> None:
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            stated = dict(file.metadata() or {})
+            ours = {key: value for key, value in json_metadata(stated, METADATA).items() if isinstance(value, str)}
+            return {key: file.get_tensor(key) for key in file.keys()}, ours or stated  # noqa: SIM118
     except SafetensorError as error:
         raise UserError(f"{path} is a truncated or damaged safetensors file ({error}); fetch it again") from error
 
@@ -114,7 +120,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 f"{path} wants to run or load '{wanted[1]}', which a weight file has no need of; it was not opened"
             ) from error
         raise UserError(f"{path} is a damaged or unsafe torch file; it was not opened; fetch it again") from error
-    except Exception as error:  # noqa: BLE001 - damaged bytes make torch's reader fail with any exception there is
+    except Exception as error:  # damaged bytes make torch's reader fail with any exception there is
         raise UserError(f"{path} is a truncated or damaged torch file; fetch it again") from error
     return _unwrap(path, content)
 

@@ -22,7 +22,7 @@ from mae_bench.encoders.patches import resample_kernel
 from mae_bench.encoders.positions import resize
 from mae_bench.encoders.vit import Encoder, EncoderOptions
 from mae_bench.errors import UserError
-from mae_bench.schema import Architecture, Backbone
+from mae_bench.schema import Backbone
 
 __all__ = [
     "LoadReport",
@@ -159,12 +159,10 @@ def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbo
     size, meant_size = describe(tensors), describe(meant)
     if size != meant_size:
         raise UserError(f"{file} holds {size}, but backbone '{backbone.name}' means {meant_size}")
-    architecture: Architecture = backbone.architecture
-    for key, value in stated.items():
-        if key in Architecture.model_fields and value != getattr(architecture, key):
-            raise UserError(
-                f"{file} was made with {key} = {value!r:.80}, backbone '{backbone.name}' has {getattr(architecture, key)}"
-            )
+    for key, own in backbone.architecture.model_dump().items():
+        value = stated.get(key, own)
+        if value != own:
+            raise UserError(f"{file} was made with {key} = {value!r:.80}, backbone '{backbone.name}' has {own!r}")
     for what, keys in (
         ("is missing", meant.keys() - tensors.keys()),
         ("is not expected", tensors.keys() - meant.keys()),

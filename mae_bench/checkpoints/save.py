@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mae_bench.checkpoints.files import SYNTHETIC
+from mae_bench.checkpoints.files import METADATA, SYNTHETIC
 from mae_bench.checkpoints.layouts import FORMAT
 from mae_bench.encoders.vit import Encoder
 from mae_bench.schema import Backbone
@@ -32,11 +33,11 @@ def _atomic(path: Path) -> Iterator[Path]:
 
 
 def save_model(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write named tensors and text metadata to a safetensors file."""
+    """Write named tensors and text metadata to a safetensors file; the same content gives the same bytes."""
     # Cloned: safetensors refuses tensors that share memory.
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
     with _atomic(path) as part:
-        save_file(tensors, part, metadata=dict(metadata))
+        save_file(tensors, part, metadata={METADATA: json.dumps(dict(metadata), sort_keys=True)})
 
 
 def save_encoder(path: Path, encoder: Encoder, metadata: Mapping[str, str]) -> None:
