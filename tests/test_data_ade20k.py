@@ -158,6 +158,14 @@ def test_stretched_grey_levels_are_refused(tmp_path: Path) -> None:
         read_label(tmp_path / "a.png")
 
 
+def test_pictures_that_exif_turns_are_named(root: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.fromarray(np.zeros((2, 4, 3), np.uint8)).save(root / "images/training/a.jpg", exif=exif)
+    with pytest.raises(UserError, match=r"a\.jpg has EXIF orientation 3, which its label does not follow"):
+        open_dataset(SPEC, root)
+
+
 def test_missing_and_doubled_labels_are_named(root: Path) -> None:
     (root / "images/training/a.png").write_bytes((root / "images/training/a.jpg").read_bytes())
     with pytest.raises(UserError, match=r"a\.jpg and images/training/a\.png below .* share one label"):

@@ -165,6 +165,18 @@ def test_coco_has_the_awkward_parts(layouts: dict[str, Dataset]) -> None:
     assert {type(entry["segmentation"]) for entry in entries if not entry["iscrowd"]} == {list}
 
 
+def test_detectron2_maps_the_ids_alike(layouts: dict[str, Dataset]) -> None:
+    data = pytest.importorskip("detectron2.data", reason="detectron2 is not installed")
+    datasets = pytest.importorskip("detectron2.data.datasets")
+    split = layouts["coco"].coco("train")
+    records = datasets.load_coco_json(str(split.annotations), str(split.images), "mae_bench_shapes")
+    metadata = data.MetadataCatalog.get("mae_bench_shapes")
+    assert metadata.thing_dataset_id_to_contiguous_id == split.ids
+    assert tuple(metadata.thing_classes) == split.names
+    empty = [record for record in records if all(entry["iscrowd"] for entry in record["annotations"])]
+    assert (len(records), len(empty)) == (200, split.empty)
+
+
 def test_a_damaged_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAE_BENCH_CACHE", str(tmp_path))
     spec = FOLDERS.model_copy(update={"made": ""})

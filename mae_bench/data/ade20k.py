@@ -17,7 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from mae_bench.data.dataset import SPLITS, Contents, Split, SplitName, fingerprint, locate, missing
 from mae_bench.data.folders import scan
-from mae_bench.data.images import BROKEN, MAX_PIXELS, POLICY
+from mae_bench.data.images import BROKEN, MAX_PIXELS, POLICY, header
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
 
@@ -89,8 +89,8 @@ def class_names(spec: DataSpec, root: Path) -> tuple[str, ...]:
     The file lies in the data root or in a folder between it and the labels.
     """
     labels = PurePosixPath(spec.train_annotations)
-    places = [root / folder / name for folder in labels.parents for name in NAME_FILES]
-    file = next((place for place in places if place.is_file()), None)
+    candidates = [root / folder / name for folder in labels.parents for name in NAME_FILES]
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         if not spec.classes:
             raise UserError(
@@ -153,7 +153,13 @@ def _check_sample(root: Path, pairs: list[tuple[str, str]], classes: int, zero_i
     for image, mask in pairs[::step]:
         label = read_label(root / mask)
         height, width = label.shape
-        if (size := _size(root / image)) != (width, height):
+        size, orientation = header(root / image)
+        if orientation != 1:
+            raise UserError(
+                f"picture {root / image} has EXIF orientation {orientation}, which its label does not follow; "
+                "save it upright"
+            )
+        if size != (width, height):
             raise UserError(
                 f"label {root / mask} is {width} x {height} pixels, its picture {size[0]} x {size[1]}; "
                 "they must be equal"
@@ -172,11 +178,3 @@ def _check_sample(root: Path, pairs: list[tuple[str, str]], classes: int, zero_i
         )
     if zero_is_other and seen == {0}:
         raise UserError(f"labels in {(root / pairs[0][1]).parent} hold only 0 = 'other': there is nothing to learn")
-
-
-def _size(path: Path) -> tuple[int, int]:
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except BROKEN as error:
-        raise UserError(f"cannot decode picture {path}: {error}; {POLICY}") from error

@@ -16,10 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from mae_bench.data.dataset import SPLITS, CocoSplit, Contents, Split, SplitName, fingerprint, inside, locate, missing
-from mae_bench.data.images import BROKEN, POLICY
+from mae_bench.data.images import header
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
 
@@ -251,14 +249,11 @@ def _check_headers(folder: Path, images: list[dict[str, Any]]) -> None:
     """Compare evenly spaced pictures' sizes with the JSON. detectron2 turns pictures by their EXIF orientation."""
     for entry in images[:: max(1, len(images) // SAMPLE)]:
         path = folder / entry["file_name"]
-        try:
-            with Image.open(path) as image:
-                turned = image.getexif().get(0x0112, 1) >= 5
-                size = image.size[::-1] if turned else image.size
-        except BROKEN as error:
-            raise UserError(f"cannot decode picture {path}: {error}; {POLICY}") from error
-        if size != (entry["width"], entry["height"]):
+        (width, height), orientation = header(path)
+        if orientation >= 5:
+            width, height = height, width
+        if (width, height) != (entry["width"], entry["height"]):
             raise UserError(
-                f"{path} is {size[0]} x {size[1]} pixels{' after EXIF rotation' if turned else ''}, "
+                f"{path} is {width} x {height} pixels{' after EXIF rotation' if orientation >= 5 else ''}, "
                 f"its JSON says {entry['width']} x {entry['height']}; they must be equal"
             )

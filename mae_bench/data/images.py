@@ -33,3 +33,13 @@ def read_rgb(path: Path) -> Image.Image:
             return image.convert("RGB")
     except BROKEN as error:
         raise UserError(f"cannot decode picture {path}: {error}; {POLICY}") from error
+
+
+def header(path: Path) -> tuple[tuple[int, int], int]:
+    """(width, height) as stored, and the EXIF orientation: 1 = upright, 5 and above swap the sides. Decodes nothing."""
+    try:
+        with Image.open(path) as image:
+            orientation = image.getexif().get(0x0112)
+            return image.size, orientation if isinstance(orientation, int) else 1
+    except BROKEN as error:
+        raise UserError(f"cannot decode picture {path}: {error}; {POLICY}") from error
