@@ -163,3 +163,4 @@ def test_counts_do_not_depend_on_batches(classes: int, parts: list[int], seed: i
 def test_smoke_keeps_small_pictures() -> None:
     assert smoke(linear(image_size=224), make_backbone()) == {"image_size": 32}
     assert smoke(linear(image_size=16), make_backbone()) == {"image_size": 16}
+    assert smoke(linear(image_size=224), make_backbone(patch=16, width=1024, image_size=224)) == {"image_size": 64}

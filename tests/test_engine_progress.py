@@ -17,6 +17,14 @@ def test_a_few_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1] == "toy  1000/1000  loss 0.001  lr 0.1  0:00 left"
 
 
+def test_work_within_work_prints_nothing_while_it_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(2, "outer") as outer:
+        with Progress(2, "inner") as inner:
+            inner.update(2)
+        outer.update(2)
+    assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == ["outer"]
+
+
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(2, "outer", quiet=True) as outer, Progress(2, "inner", quiet=True) as inner:
         inner.update(2)

@@ -18,12 +18,11 @@ from mae_bench.errors import UserError
 from mae_bench.recipes import digest
 from mae_bench.schema import Backbone, ClassificationValues
 
-SMOKE_PATCHES = 8  # along a side of a smoke run's pictures
-
 
 def smoke(values: ClassificationValues, backbone: Backbone) -> dict[str, Any]:
-    """Values that a smoke run reduces: the image size, to at most 8 x 8 patches."""
-    return {"image_size": min(values.image_size, SMOKE_PATCHES * backbone.architecture.patch)}
+    """Values that a smoke run reduces: the image size, to 8 x 8 patches, or 4 x 4 for wide encoders."""
+    patches = 8 if backbone.architecture.width < 1024 else 4
+    return {"image_size": min(values.image_size, patches * backbone.architecture.patch)}
 
 
 def run(job: Job) -> Outcome:

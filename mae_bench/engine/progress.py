@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-LINES = 10  # plain lines per piece of work
-LINE_SECONDS = 30.0  # and one at least so often
+LINES = 10  # plain lines per piece of work; work within other work prints none of them
+LINE_SECONDS = 30.0  # but a line so often all the same
 
 
 class Progress:
@@ -22,21 +22,25 @@ class Progress:
     """
 
     _bars: ClassVar[Bars | None] = None  # rich allows one live display; inner work adds a line to it
-    _open: ClassVar[int] = 0
+    _open: ClassVar[int] = 0  # displays that are not quiet
 
     def __init__(self, total: int, label: str, quiet: bool = False) -> None:
         self.total = total
         self.label = label
         self.quiet = quiet
+        self._inner = Progress._open > 0
         self._terminal = not quiet and sys.stderr.isatty()
         self._started = self._last_time = time.monotonic()
         self._first: int | None = None
         self._last_line = 0
+        self._closed = quiet
+        if quiet:
+            return
+        Progress._open += 1
         if self._terminal:
             if Progress._bars is None:
                 Progress._bars = _make_bars()
                 Progress._bars.start()
-            Progress._open += 1
             self._task = Progress._bars.add_task(label, total=total, metrics="")
 
     def update(self, step: int, **metrics: float) -> None:
@@ -52,7 +56,7 @@ class Progress:
     def _line(self, step: int, text: str) -> None:
         now = time.monotonic()
         share = step * LINES // self.total if self.total else LINES
-        if share == self._last_line and now - self._last_time < LINE_SECONDS:
+        if (self._inner or share == self._last_line) and now - self._last_time < LINE_SECONDS:
             return
         self._last_line, self._last_time = share, now
         assert self._first is not None
@@ -62,15 +66,14 @@ class Progress:
 
     def close(self) -> None:
         """Take the bar away; safe to call twice."""
-        if not self._terminal or Progress._bars is None:
+        if self._closed:
             return
-        self._terminal = False
+        self._closed = True
         Progress._open -= 1
-        if Progress._open == 0:
-            Progress._bars.stop()
+        if self._terminal and Progress._bars is not None:
+            Progress._bars.remove_task(self._task) if Progress._open else Progress._bars.stop()
+        if not Progress._open:
             Progress._bars = None
-        else:
-            Progress._bars.remove_task(self._task)
 
     def __enter__(self) -> Progress:
         return self
