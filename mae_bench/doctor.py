@@ -75,6 +75,19 @@ def report(task_name: str | None = None) -> int:
     return 1 if broken else 0
 
 
+def require(task: Task) -> None:
+    """Refuse a run whose libraries are not installed, naming the command that brings them. Imports none of them."""
+    extra, distributions = ENGINES[task.engine]
+    for name, module in distributions.items():
+        if util.find_spec(module) is None:
+            raise UserError(
+                f"task '{task.name}' needs {name}, which is not installed: `pip install 'mae_bench[{extra}]'`; "
+                f"`python -m mae_bench doctor --task {task.name}` shows everything it needs"
+            )
+    if task.engine == "detection" and util.find_spec("detectron2") is None:
+        raise UserError(f"task '{task.name}' needs detectron2, which is not installed: `{INSTALL_DETECTRON2}`")
+
+
 def _software(tasks: list[Task]) -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding(sys.version_info >= (3, 11), "python", version, "use Python 3.11 or newer")

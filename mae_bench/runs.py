@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mae_bench import provenance, weights
+from mae_bench import doctor, provenance, weights
 from mae_bench.engine.job import Job, Options, Outcome, Pipeline
 from mae_bench.errors import UserError
 from mae_bench.recipes import ResolvedTask, digest, load_backbone, resolve_task
@@ -114,6 +114,7 @@ def _untrained(backbone: Backbone) -> Backbone:
 
 
 def _check_options(task: ResolvedTask, options: Options, seeds: Sequence[int]) -> None:
+    doctor.require(task.task)
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UserError(f"--seeds {','.join(map(str, seeds))}: give each seed once, e.g. --seeds 0,1,2")
     if options.eval_only and (options.weights is None or len(seeds) > 1):
@@ -190,11 +191,12 @@ def _make_weights(backbone: Backbone, options: Options) -> Path:
     The cache key covers the task's values and protocol, the architecture and the data, so that a change of any of them
     makes new weights. Seed 0 is used: a backbone is one set of weights.
     """
+    assert isinstance(backbone.weights, MadeWeights)
+    task = resolve_task(backbone.weights.task, backbone)
+    doctor.require(task.task)
     from mae_bench.data import open_dataset
     from mae_bench.engine import distributed
 
-    assert isinstance(backbone.weights, MadeWeights)
-    task = resolve_task(backbone.weights.task, backbone)
     untrained = _untrained(backbone)
     dataset = open_dataset(task.task.data, None)
     key = digest([_recipe(task, untrained), dataset.fingerprint])
