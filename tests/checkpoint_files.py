@@ -83,4 +83,4 @@ def own(folder: Path) -> tuple[Path, Backbone, str, set[str]]:
     encoder = Encoder(ARCHITECTURE)
     encoder.load_state_dict(timm_state(), strict=True)
     save_encoder(folder / "h.safetensors", encoder, {"task": "tiny_pretrain"})
-    return folder / "h.safetensors", backbone("made"), "mae_bench encoder", set()
+    return folder / "h.safetensors", backbone("made"), "mae_bench encoder made by 'tiny_pretrain'", set()

@@ -240,7 +240,7 @@ def test_the_hash_of_the_recipes_own_file_is_verified(tmp_path: Path) -> None:
 def test_our_own_file_fits_a_recipe_of_published_weights(tmp_path: Path) -> None:
     path, _, _, _ = own(tmp_path)
     _, report = build_encoder(backbone(), path, seed=0)
-    assert report.layout == "mae_bench encoder"
+    assert report.layout == "mae_bench encoder made by 'tiny_pretrain'"
 
 
 def test_an_encoder_comes_back_bit_identical(tmp_path: Path) -> None:
@@ -252,8 +252,12 @@ def test_an_encoder_comes_back_bit_identical(tmp_path: Path) -> None:
     assert report.unused == {}
     with pytest.raises(UserError, match=r"2 tensors that this task needs are not in the file, first norm\.weight"):
         build_encoder(backbone("made"), tmp_path / "deep" / "x.safetensors", seed=0)
+
+
+@pytest.mark.parametrize("options", [{"layer_scale": 0.1}, {"class_token": False}, {"grid": (4, 5)}, {"patch": 2}])
+def test_an_adapted_encoder_is_not_saved_as_a_plain_one(options: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="save_model"):
-        save_encoder(tmp_path / "y.safetensors", Encoder(ARCHITECTURE, layer_scale=0.1), {})
+        save_encoder(tmp_path / "y.safetensors", Encoder(ARCHITECTURE, **options), {})
 
 
 class _Model(nn.Module):

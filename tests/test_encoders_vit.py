@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from timm.models.vision_transformer import DropPath
 
 from mae_bench.encoders import Encoder
+from mae_bench.encoders.vit import EncoderOptions, random_encoder
 from mae_bench.errors import UserError
 from mae_bench.schema import Architecture
 
@@ -22,9 +24,7 @@ PUBLISHED = {
 
 
 def small(**options: Any) -> Encoder:
-    encoder = Encoder(SMALL, **options)
-    encoder.initialise(0)
-    return encoder.eval()
+    return random_encoder(SMALL, 0, **options).eval()
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
@@ -35,6 +35,10 @@ def test_names_and_shapes_are_timms_at_the_published_sizes(size: str) -> None:
         theirs = timm.create_model(name, num_classes=0).state_dict()
     assert {key: value.shape for key, value in ours.items()} == {key: value.shape for key, value in theirs.items()}
     assert sum(value.numel() for value in ours.values()) == parameters  # reference table of the MAE encoders
+
+
+def test_the_options_are_the_constructors() -> None:
+    assert list(inspect.signature(Encoder).parameters)[1:] == list(EncoderOptions.__annotations__)
 
 
 def test_shapes() -> None:

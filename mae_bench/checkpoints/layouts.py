@@ -79,7 +79,8 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     encoder = {key: tensor for key, tensor in named.items() if ENCODER_KEY.fullmatch(key)}
     others = [key for key in named if key not in encoder]
     if metadata.get("format") == FORMAT and not others:
-        return Found("mae_bench", FORMAT, prefix, encoder)
+        task = f" made by {metadata['task']!r:.60}" if "task" in metadata else ""
+        return Found("mae_bench", FORMAT + task, prefix, encoder)
     if others and all(DECODER_KEY.fullmatch(key) for key in others):
         unused = dict.fromkeys((prefix + key for key in others), "MAE decoder, used in pre-training only")
         return Found(_positions(encoder), "FAIR MAE encoder + decoder (full or visualize)", prefix, encoder, unused)

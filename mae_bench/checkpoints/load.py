@@ -20,7 +20,7 @@ from mae_bench.checkpoints.layouts import ANCHOR, NAMES, Found, Layout, describe
 from mae_bench.checkpoints.save import save_encoder, save_model, write_synthetic
 from mae_bench.encoders.patches import resample_kernel
 from mae_bench.encoders.positions import resize
-from mae_bench.encoders.vit import Encoder, EncoderOptions
+from mae_bench.encoders.vit import Encoder, EncoderOptions, random_encoder
 from mae_bench.errors import UserError
 from mae_bench.schema import Backbone
 
@@ -85,15 +85,11 @@ def build_encoder(
     recipe gives must also have the recipe's hash; another one (``--weights FILE``) is reported as unverified. Files in
     our own layout are accepted for every recipe of the same architecture.
     """
-    # On the meta device a tensor that nobody fills cannot be used at all: nothing is random by accident.
-    with torch.device("meta"):
-        encoder = Encoder(backbone.architecture, **options)
-    names = list(encoder.state_dict())
     if file is None:
         if backbone.weights.kind != "none":
             raise UserError(f"backbone '{backbone.name}' needs a weight file; only from-scratch backbones start random")
-        encoder.to_empty(device="cpu")
-        encoder.initialise(seed)
+        encoder = random_encoder(backbone.architecture, seed, **options)
+        names = list(encoder.state_dict())
         return encoder, LoadReport(layout=f"initialised from seed {seed}", total=len(names), new=names)
     if backbone.weights.kind == "none":
         raise UserError(f"backbone '{backbone.name}' starts from scratch and takes no weights, but {file} was given")
@@ -105,6 +101,10 @@ def build_encoder(
     found = detect(file, tensors, metadata)
     _check_layout(file, found, backbone)
     _check_architecture(file, found, json_metadata(metadata, "architecture"), backbone)
+    # On the meta device a tensor that nobody fills cannot be used at all: nothing is random by accident.
+    with torch.device("meta"):
+        encoder = Encoder(backbone.architecture, **options)
+    names = list(encoder.state_dict())
     state, unused, transforms = _adapt(found, encoder)
     new = {name: value for name, value in encoder.option_tensors().items() if name not in state}
     missing = [name for name in names if name not in state and name not in new]
@@ -148,13 +148,10 @@ def _check_layout(file: Path, found: Found, backbone: Backbone) -> None:
 
 def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbone: Backbone) -> None:
     """The file's encoder tensors must be exactly those of the recipe's plain ViT."""
+    # Our own files may lack the final norm, where the encoder was trained without one.
+    final_norm = found.layout != "mae_bench" or "norm.weight" in found.encoder
     with torch.device("meta"):
-        # Our own files may lack the final norm, where the encoder was trained without one.
-        plain = Encoder(
-            backbone.architecture,
-            class_token=found.layout != "mae_bench" or "cls_token" in found.encoder,
-            final_norm=found.layout != "mae_bench" or "norm.weight" in found.encoder,
-        )
+        plain = Encoder(backbone.architecture, final_norm=final_norm)
     meant, tensors = plain.state_dict(), found.encoder
     size, meant_size = describe(tensors), describe(meant)
     if size != meant_size:
@@ -194,11 +191,10 @@ def _adapt(found: Found, encoder: Encoder) -> tuple[dict[str, Tensor], dict[str,
     if stored:
         transforms.append(f"{', '.join(stored)} -> float32")
     state = {key: tensor.float() for key, tensor in found.encoder.items()}
-    prefix = int("cls_token" in state)
-    if prefix > encoder.prefix:
+    if not encoder.prefix:
         unused[found.prefix + "cls_token"] = "this task uses no class token"
         del state["cls_token"]
-        state["pos_embed"] = state["pos_embed"][:, prefix:]
+        state["pos_embed"] = state["pos_embed"][:, 1:]
         transforms.append("pos_embed: row of the class token dropped")
     if isinstance(encoder.norm, nn.Identity):
         for key in ("norm.weight", "norm.bias"):

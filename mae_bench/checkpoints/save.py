@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mae_bench.checkpoints.files import METADATA, SYNTHETIC
 from mae_bench.checkpoints.layouts import FORMAT
-from mae_bench.encoders.vit import Encoder
+from mae_bench.encoders.vit import Encoder, random_encoder
 from mae_bench.schema import Backbone
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def save_model(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, s
 def save_encoder(path: Path, encoder: Encoder, metadata: Mapping[str, str]) -> None:
     """Write a plain encoder in our own layout: FAIR's names, and its architecture beside ``metadata``.
 
-    Refuses encoders with tensors, a patch or a grid that the architecture does not have: they are part of a model that
-    a task has trained, which ``save_model`` keeps whole.
+    Refuses encoders that were adapted to a task (more tensors, no class token, another patch or grid): they are part
+    of a model that the task has trained, which ``save_model`` keeps whole. The final norm alone may be missing.
     """
     architecture = encoder.architecture
-    adapted = encoder.patch != architecture.patch or encoder.grid != (architecture.grid, architecture.grid)
-    if encoder.option_tensors() or adapted:
+    plain = (architecture.patch, (architecture.grid, architecture.grid), 1)
+    if encoder.option_tensors() or (encoder.patch, encoder.grid, encoder.prefix) != plain:
         raise ValueError("save_encoder keeps encoders as they were pre-trained; save an adapted one with save_model")
     own = {"format": FORMAT, "architecture": architecture.model_dump_json()}
     save_model(path, encoder.state_dict(), dict(metadata) | own)
@@ -56,14 +56,13 @@ def save_encoder(path: Path, encoder: Encoder, metadata: Mapping[str, str]) -> N
 
 def write_synthetic(path: Path, backbone: Backbone, seed: int) -> None:
     """A random encoder in the layout that the recipe's weights declare, marked as synthetic, to try the real loader."""
-    encoder = Encoder(backbone.architecture)
-    encoder.initialise(seed)
     weights = backbone.weights
+    if weights.kind == "none" or (weights.kind == "file" and weights.layout == "fair_mae_finetuned"):
+        raise ValueError(f"backbone '{backbone.name}' loads no encoder file")
+    encoder = random_encoder(backbone.architecture, seed)
     if weights.kind == "made":
         save_encoder(path, encoder, {SYNTHETIC: "true"})
         return
-    if weights.kind == "none" or weights.layout == "fair_mae_finetuned":
-        raise ValueError(f"backbone '{backbone.name}' loads no encoder file")
     state = dict(encoder.state_dict())
     if weights.layout == "deit":
         generator = torch.Generator().manual_seed(seed + 1)

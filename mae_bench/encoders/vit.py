@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 import torch
 from timm.models.vision_transformer import Block as TimmBlock
@@ -73,7 +73,7 @@ class Block(TimmBlock):
 class Encoder(nn.Module):
     """A plain ViT. Images are (B,3,H,W), normalised; tokens (B,[1+]N,D), class token first; maps (B,D,H/P,W/P).
 
-    The constructor leaves PyTorch's default values in place: call ``initialise``, or build the encoder with
+    The constructor leaves PyTorch's default values in place: use ``random_encoder``, or
     ``checkpoints.load.build_encoder``, which does that or loads a file.
 
     ``grid`` is the (rows, columns) that the position table is made for; other inputs get the table resized in the
@@ -199,6 +199,15 @@ class Encoder(nn.Module):
             nn.init.trunc_normal_(self.pos_embed, std=0.02, generator=generator)
         for name, value in self.option_tensors().items():
             self.get_parameter(name).fill_(value)
+
+
+def random_encoder(architecture: Architecture, seed: int, **options: Unpack[EncoderOptions]) -> Encoder:
+    """An initialised encoder, without drawing PyTorch's default values first."""
+    with torch.device("meta"):
+        encoder = Encoder(architecture, **options)
+    encoder.to_empty(device="cpu")
+    encoder.initialise(seed)
+    return encoder
 
 
 @torch.no_grad()
