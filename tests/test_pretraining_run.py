@@ -182,3 +182,16 @@ def _photos(folder: Path, count: int) -> list[Path]:
     for path in paths:
         Image.fromarray(generator.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
     return paths
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("decoder_width=50", "decoder_width 50 is not a multiple of decoder_heads 4"),
+        ("crop_scale=[0.8, 0.2]", r"crop_scale \[0.8, 0.2\] is not a range"),
+        ("mask_ratio=1.0", "mask_ratio"),
+    ],
+)
+def test_values_that_cannot_be_built_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve_task("tiny_pretrain", load_backbone("vit_t_mae"), [setting])

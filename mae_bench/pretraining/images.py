@@ -19,7 +19,7 @@ from mae_bench.engine.seeds import Stream, generator
 from mae_bench.schema import PretrainingValues
 
 BICUBIC = v2.InterpolationMode.BICUBIC
-CACHE_BYTES = 256 << 20  # decoded pictures kept per process that loads them
+CACHE_BYTES = 256 << 20  # of decoded pictures, per split and process that loads it
 VALIDATION_SEED = 0  # validation masks are the same for every run
 
 Sample = tuple[Tensor, Tensor]  # picture (3,H,W) uint8, mask noise (N,)
@@ -44,7 +44,8 @@ class Pictures:
         kept = self._kept.get(index)
         if kept is not None:
             return kept
-        picture = torch.from_numpy(np.array(read_rgb(Path(self.path(index))))).permute(2, 0, 1).contiguous()
+        # Channels last in memory, as decoded: torchvision resizes that up to twice as fast, to the same pixels.
+        picture = torch.from_numpy(np.array(read_rgb(Path(self.path(index))))).permute(2, 0, 1)
         if picture.nbytes <= self._room:
             self._room -= picture.nbytes
             self._kept[index] = picture

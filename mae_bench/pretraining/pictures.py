@@ -17,9 +17,10 @@ TILE = 112  # smallest side of a picture in the grid, in pixels; small ones are 
 GAP = 6
 LINE = 14  # height of a line of text
 HIDDEN = 0.5  # grey of a masked patch
+FREE = "No loss looks at what is predicted for visible patches."
 LEAK = (
-    "A patch's prediction is normalised; to show it, it was given the true mean and variance of that patch. "
-    "These pictures leak both and are no measure of quality."
+    "Predictions are of normalised pixels; to show them, each patch was given its own true mean and variance. "
+    "The pictures leak both and are no measure of quality."
 )
 
 
@@ -36,9 +37,8 @@ class Reconstruction:
     def caption(self) -> str:
         """What the error is measured in, and what was given away to show the prediction."""
         unit = "normalised pixels" if self.norm_pix else "standardised pixels"
-        return (
-            f"Mean squared error on masked patches: {self.loss:.4f} ({unit}). {LEAK if self.norm_pix else ''}".strip()
-        )
+        sentences = [f"Mean squared error on masked patches: {self.loss:.4f} ({unit}).", FREE]
+        return " ".join([*sentences, LEAK] if self.norm_pix else sentences)
 
     def write(self, path: Path) -> None:
         """Write the grid, one row per picture, with headings and caption, as a PNG; the file appears complete."""

@@ -17,7 +17,7 @@ from mae_bench.pretraining.pictures import reconstruct
 from mae_bench.schema import Backbone, PretrainingValues
 
 TAIL = 0.1  # share of the steps, the last ones, whose mean loss is the metric `loss`
-SHOWN = 8  # validation pictures in reconstructions.png
+SHOWN = 8  # validation pictures in reconstructions.png, spread over the split
 
 
 def smoke(values: PretrainingValues, backbone: Backbone) -> dict[str, Any]:
@@ -100,7 +100,8 @@ def _save(job: Job, model: MaskedAutoencoder, validation: ValidationSamples) -> 
     }
     save_encoder(job.folder / "encoder.safetensors", model.encoder, metadata)
     save_model(job.folder / "mae.safetensors", model.state_dict(), metadata)
-    batch = collate([validation[index] for index in range(min(SHOWN, len(validation)))])
+    count = min(SHOWN, len(validation))
+    batch = collate([validation[number * len(validation) // count] for number in range(count)])
     reconstruct(model, batch["inputs"], batch["data_samples"]).write(job.folder / "reconstructions.png")
 
 

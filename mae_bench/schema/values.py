@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mae_bench.schema.optimisation import Optimisation
 
@@ -84,8 +84,19 @@ class PretrainingValues(Optimisation):
     decoder_depth: int = Field(8, gt=0)
     decoder_width: int = Field(512, gt=0)
     decoder_heads: int = Field(16, gt=0)
-    crop_scale: Range = Field((0.2, 1.0), strict=False)
+    crop_scale: Range = Field((0.2, 1.0), strict=False)  # area fraction of RandomResizedCrop
     flip: bool = True
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> PretrainingValues:
+        if self.decoder_width % self.decoder_heads or self.decoder_width % 4:
+            raise ValueError(
+                f"decoder_width {self.decoder_width} is not a multiple of decoder_heads {self.decoder_heads} and of 4"
+            )
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_scale [{low}, {high}] is not a range of area fractions between 0 and 1")
+        return self
 
 
 Values = ClassificationValues | DetectionValues | SegmentationValues | PretrainingValues
