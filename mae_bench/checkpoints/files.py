@@ -106,7 +106,9 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             ours = {key: value for key, value in json_metadata(stated, METADATA).items() if isinstance(value, str)}
             return {key: file.get_tensor(key) for key in file.keys()}, ours or stated  # noqa: SIM118
     except SafetensorError as error:
-        raise UserError(f"{path} is a truncated or damaged safetensors file ({error}); fetch it again") from error
+        raise UserError(
+            f"{path} is a truncated or damaged safetensors file ({str(error)!r:.120}); fetch it again"
+        ) from error
 
 
 def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -117,7 +119,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted:
             raise UserError(
-                f"{path} wants to run or load '{wanted[1]}', which a weight file has no need of; it was not opened"
+                f"{path} wants to run or load {wanted[1]!r:.80}, which a weight file has no need of; it was not opened"
             ) from error
         raise UserError(f"{path} is a damaged or unsafe torch file; it was not opened; fetch it again") from error
     except Exception as error:  # damaged bytes make torch's reader fail with any exception there is
