@@ -278,17 +278,6 @@ def test_a_trained_model_comes_back_whole(tmp_path: Path) -> None:
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
 
 
-def test_no_header_length_is_taken_for_another_format(tmp_path: Path) -> None:
-    """The first bytes are a length: 0x80 also starts a pickle."""
-    path, lengths = tmp_path / "model.safetensors", set()
-    for spaces in range(0, 256, 8):
-        save_model(path, {"x": torch.ones(1)}, {"note": " " * spaces})
-        lengths.add(path.read_bytes()[0])
-        tensors, metadata = read_tensors(path)
-        assert (list(tensors), metadata) == (["x"], {"note": " " * spaces})
-    assert 0x80 in lengths
-
-
 def test_a_trained_model_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_model(path, _Model(5).state_dict(), {"task": "tiny_linear"})
