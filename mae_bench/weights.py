@@ -48,7 +48,17 @@ def find(backbone: Backbone, options: Options, make: Callable[[Backbone], Path])
     if kind == "synthetic":
         file = _synthetic(backbone)
     assert file is not None
+    if not options.smoke and not options.eval_only:
+        _refuse_synthetic(file)
     return Source(kind, file, file_sha256(file))
+
+
+def _refuse_synthetic(file: Path) -> None:
+    """Random weights that a smoke run wrote must never stand behind a number."""
+    from mae_bench.checkpoints.files import SYNTHETIC, read_tensors
+
+    if read_tensors(file)[1].get(SYNTHETIC) == "true":
+        raise UserError(f"{file} holds random weights that a smoke run wrote; give real ones, or add --smoke")
 
 
 def locate(backbone: Backbone, options: Options) -> tuple[Kind, Path | None]:
