@@ -90,7 +90,7 @@ def test_flip_and_jitter_are_the_recipes() -> None:
 def test_randaugment_survives_its_largest_magnitude() -> None:
     """Increasing posterize keeps 0 bits at magnitude 10, which Pillow refuses and older ones made black."""
     transform = training_transform(make_values(image_size=16, randaug="rand-m10-n8-p1-inc1"), INPUT)
-    posterize = next(op for op in transform._steps[-1].ops if op.name == "PosterizeIncreasing")
+    posterize = next(op for op in transform.transforms[-1].ops if op.name == "PosterizeIncreasing")
     posterize.prob = 1.0
     assert not np.array(posterize(_picture(16, 16))).any()
     for _ in range(30):

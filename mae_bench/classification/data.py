@@ -95,7 +95,8 @@ def training_transform(values: ClassificationValues, statistics: Input) -> Trans
         steps.append(_rand_augment(values.randaug, size, statistics))
     if values.color_jitter:
         steps.append(v2.ColorJitter(values.color_jitter, values.color_jitter, values.color_jitter))
-    return _Chain(steps)
+    transform: Transform = v2.Compose(steps)
+    return transform
 
 
 def _rand_augment(config: str, size: int, statistics: Input) -> Any:
@@ -123,21 +124,8 @@ def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
 
 def evaluation_transform(values: ClassificationValues) -> Transform:
     """Shorter side to image_size / eval_crop, then the centre square of image_size."""
-    return _Chain(
-        [
-            v2.Resize(round(values.image_size / values.eval_crop), interpolation=BICUBIC),
-            v2.CenterCrop(values.image_size),
-        ]
+    size = values.image_size
+    transform: Transform = v2.Compose(
+        [v2.Resize(round(size / values.eval_crop), interpolation=BICUBIC), v2.CenterCrop(size)]
     )
-
-
-class _Chain:
-    """Steps in order; unlike `v2.Compose` it takes plain functions of a Pillow image, as timm's are."""
-
-    def __init__(self, steps: list[Any]) -> None:
-        self._steps = steps
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        for step in self._steps:
-            image = step(image)
-        return image
+    return transform

@@ -8,6 +8,7 @@ resume files, so that a run cut at any step and resumed equals the uninterrupted
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -70,6 +71,7 @@ class _Run:
     evaluations: list[Metrics] = field(default_factory=list)
     loss_sum: float = 0.0  # of this process since the last curve point
     loss_count: int = 0
+    waited: float = 0.0  # seconds for data since the last curve point
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs. Collective: sums over processes end up in the first one."""
@@ -134,9 +136,11 @@ class StepHook(Hook):
     def _add_point(self, runner: Runner, lr: float) -> None:
         run = self.run
         total = distributed.sum_over_processes(torch.tensor([run.loss_sum, run.loss_count], dtype=torch.float64))
-        run.loss_sum, run.loss_count = 0.0, 0
-        run.curve.append({"step": run.step, "loss": (total[0] / total[1]).item(), "lr": lr})
-        runner.logger.info(f"step {run.step}/{run.plan.steps}  loss {run.curve[-1]['loss']:.6g}  lr {lr:.4g}")
+        loss = (total[0] / total[1]).item()
+        run.curve.append({"step": run.step, "loss": loss, "lr": lr})
+        waited = f"waited {run.waited:.3g} s for data"
+        runner.logger.info(f"step {run.step}/{run.plan.steps}  loss {loss:.6g}  lr {lr:.4g}  {waited}")
+        run.loss_sum, run.loss_count, run.waited = 0.0, 0, 0.0
 
 
 class StepLoop(BaseLoop):
@@ -162,7 +166,10 @@ class StepLoop(BaseLoop):
                 break
             self.runner.call_hook("before_train_step")
             for micro in range(run.plan.accumulation):
-                self._forward_backward(micro, next(batches))
+                started = time.perf_counter()
+                batch = next(batches)
+                run.waited += time.perf_counter() - started
+                self._forward_backward(micro, batch)
             self.runner.call_hook("after_train_step")
         self.runner.call_hook("after_train")
         model: nn.Module = self.runner.model

@@ -6,6 +6,7 @@ draws what the uninterrupted one would have drawn, and neither workers nor their
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +26,9 @@ class Stream(IntEnum):
 
 
 def derive(stream: Stream, *key: int) -> int:
-    """A 63-bit seed for ``key`` in ``stream``; numpy's SeedSequence does the mixing. Keys are non-negative."""
-    words = np.random.SeedSequence((int(stream), *key)).generate_state(1, np.uint64)
-    return int(words[0]) >> 1
+    """A 63-bit seed for ``key`` in ``stream``, by hashing: neighbouring keys get unrelated seeds."""
+    text = ",".join(map(str, (int(stream), *key)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def seed_all(value: int) -> None:
