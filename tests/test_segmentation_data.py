@@ -14,7 +14,7 @@ from segmentation_cases import colour_of, values, write_pair
 
 from mae_bench.errors import UserError
 from mae_bench.segmentation.data import PairDataset, ReadPicture, train_set
-from mae_bench.segmentation.data import test_set as evaluation_set
+from mae_bench.segmentation.data import test_set as eval_set
 
 NAMES = tuple(f"class {number}" for number in range(8))
 LABELS = np.array([[0, 1, 2, 8], [255, 3, 4, 0], [5, 6, 7, 255]], np.uint8)
@@ -30,7 +30,7 @@ def labels_of(item: dict[str, Any]) -> np.ndarray[Any, Any]:
 def test_zero_is_reduced_exactly_once_and_255_stays(tmp_path: Path, mode: str) -> None:
     """Palette PNGs are read as indices; every item, and the same item twice, is reduced once."""
     pairs = [write_pair(tmp_path, BLOCKS, mode, name) for name in "ab"]
-    data = evaluation_set(pairs, NAMES, True, values())
+    data = eval_set(pairs, NAMES, True, values())
     expected = np.where((BLOCKS == 0) | (BLOCKS == 255), 255, BLOCKS.astype(int) - 1)
     for index in (0, 1, 0):
         np.testing.assert_array_equal(labels_of(data[index]), expected)
@@ -39,7 +39,7 @@ def test_zero_is_reduced_exactly_once_and_255_stays(tmp_path: Path, mode: str) -
 
 def test_without_reduction_labels_are_as_stored(tmp_path: Path) -> None:
     stored = np.where(BLOCKS == 8, 0, BLOCKS)
-    data = evaluation_set([write_pair(tmp_path, stored)], NAMES, False, values())
+    data = eval_set([write_pair(tmp_path, stored)], NAMES, False, values())
     np.testing.assert_array_equal(labels_of(data[0]), stored)
 
 
@@ -77,7 +77,7 @@ def test_crops_and_sizes_follow_the_values(tmp_path: Path) -> None:
     assert whole[0]["inputs"].shape == (3, 23, 50)  # keep ratio: the longer side meets its bound
     half = train_set([pair], NAMES, False, values(image_size=64, resize=[50, 40], resize_ratio=[0.5, 0.5]))
     assert half[0]["inputs"].shape == (3, 11, 25)
-    tested = evaluation_set([pair], NAMES, False, values(resize=[50, 40]))[0]
+    tested = eval_set([pair], NAMES, False, values(resize=[50, 40]))[0]
     assert tested["inputs"].shape == (3, 23, 50)
     assert labels_of(tested).shape == tested["data_samples"].metainfo["ori_shape"] == (90, 200)
 
@@ -125,7 +125,7 @@ def test_pictures_are_taken_as_stored_so_that_labels_fit(tmp_path: Path) -> None
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.open(picture).save(tmp_path / "turned.jpg", exif=exif)
-    item = evaluation_set([(tmp_path / "turned.jpg", label)], NAMES, False, values())[0]
+    item = eval_set([(tmp_path / "turned.jpg", label)], NAMES, False, values())[0]
     assert item["data_samples"].metainfo["ori_shape"] == (20, 30)
 
 
@@ -177,7 +177,7 @@ def test_items_survive_worker_processes(tmp_path: Path) -> None:
     good = write_pair(tmp_path, BLOCKS, name="good")
     bad = write_pair(tmp_path, np.full((8, 8), 200), name="bad")
     loader: DataLoader[Any] = DataLoader(
-        evaluation_set([good, bad], NAMES, True, values()), num_workers=1, collate_fn=pseudo_collate
+        eval_set([good, bad], NAMES, True, values()), num_workers=1, collate_fn=pseudo_collate
     )
     items = iter(loader)
     assert isinstance(next(items)["inputs"][0], torch.Tensor)

@@ -41,6 +41,15 @@ def test_classes_without_a_label() -> None:
     assert result.metrics == {"mIoU": 37.5, "mAcc": 75.0, "aAcc": 75.0}
 
 
+def test_classes_of_one_name_stay_apart() -> None:
+    result = score(count_areas(maps([[0, 1, 2]]), maps([[0, 1, 1]]), 3), ["car", "bus", "car"])
+    assert result.per_class == {
+        "car (0)": {"IoU": 100.0, "Acc": 100.0},
+        "bus": {"IoU": 50.0, "Acc": 50.0},
+        "car (2)": {"IoU": 0.0},
+    }
+
+
 def test_scores_come_from_summed_counts_not_from_means_over_pictures() -> None:
     labels = [maps([[0, 1]]), maps([[0] * 8 + [1]])]
     predicted = [maps([[0, 0]]), maps([[0] * 8 + [1]])]

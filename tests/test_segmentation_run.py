@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +120,30 @@ def test_smoke_values_fit_every_size(task: str, name: str) -> None:
     recipe = load_backbone(name)
     resolved = resolve_task(task, recipe)
     reduced = resolved.changed(**smoke(resolved.values, recipe)).values
-    check_values(reduced, recipe.architecture)
+    check_values(reduced, recipe.architecture, 150)
     assert reduced.image_size == 4 * recipe.architecture.patch
     assert reduced.taps == resolved.values.taps and reduced.head_width == resolved.values.head_width
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_count_every_picture_once(trained: tuple[Job, Outcome], tmp_path: Path) -> None:
+    this, outcome = trained
+    program = str(Path(__file__).with_name("segmentation_two_processes.py"))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, program, str(tmp_path), str(this.folder / MODEL_FILE)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"seen_{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert first["alone"] == [outcome.metrics, outcome.per_class, outcome.baseline]
+    assert any("statistics over 2 images, batch 4" in note for note in first["notes"])
+    assert (tmp_path / "together" / MODEL_FILE).is_file()
 
 
 @pytest.mark.slow

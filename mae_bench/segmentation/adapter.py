@@ -83,9 +83,17 @@ def label_map(logits_CHW: Tensor, size: tuple[int, int], align_corners: bool = F
     return label_HW
 
 
-def check_values(values: SegmentationValues, architecture: Architecture) -> None:
-    """Refuse values that do not fit each other or the encoder. Raises UserError naming the value and the edit."""
+def check_values(values: SegmentationValues, architecture: Architecture, classes: int) -> None:
+    """Refuse values that do not fit each other, the encoder or the data. Raises UserError naming value and edit."""
     size, patch, depth = values.image_size, architecture.patch, architecture.depth
+    if classes < 2:
+        raise UserError(
+            f"the data set has {classes} class; segmentation needs 2 or more (zero_is_other ignores label 0)"
+        )
+    if not 0 < values.resize_ratio[0] <= values.resize_ratio[1]:
+        raise UserError(f"resize_ratio {list(values.resize_ratio)}: expected [low, high] with 0 < low <= high")
+    if min(*values.resize, *values.pool_scales) < 1:
+        raise UserError(f"resize {list(values.resize)} and pool_scales {list(values.pool_scales)} must be 1 or more")
     if size % patch:
         raise UserError(f"image_size {size} is not a multiple of the backbone's patch {patch}; set image_size to one")
     if size // patch < 2:

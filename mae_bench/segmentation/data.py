@@ -59,16 +59,14 @@ class ReadLabels(LoadAnnotations):
         path = results["seg_map_path"]
         try:
             with Image.open(path) as image:
-                mode = image.mode
-            if mode in _INDEX_MODES:
-                super().transform(results)
+                if image.mode not in _INDEX_MODES:
+                    raise UserError(
+                        f"label map {path} has mode {image.mode}; expected one byte per pixel, the class (a grey "
+                        "or palette PNG): `python -m mae_bench.data.masks FOLDER OUT` converts colours"
+                    )
+            super().transform(results)
         except BROKEN as error:
             raise UserError(f"label map {path} cannot be read: {error}; expected a PNG of class numbers") from error
-        if mode not in _INDEX_MODES:
-            raise UserError(
-                f"label map {path} has mode {mode}; expected one byte of class number per pixel (grey or palette PNG): "
-                "convert colours to class numbers first"
-            )
         labels_HW: np.ndarray[Any, np.dtype[np.uint8]] = results["gt_seg_map"]
         if labels_HW.shape != results["ori_shape"]:
             raise UserError(
@@ -131,7 +129,7 @@ def train_set(pairs: Pairs, classes: Sequence[str], zero_is_other: bool, values:
     return PairDataset(pairs, classes, zero_is_other, pipeline, test_mode=False)
 
 
-def test_set(pairs: Pairs, classes: Sequence[str], zero_is_other: bool, values: SegmentationValues) -> PairDataset:
+def eval_set(pairs: Pairs, classes: Sequence[str], zero_is_other: bool, values: SegmentationValues) -> PairDataset:
     """Evaluation pictures: resized within ``resize``; the label map keeps its native size."""
     pipeline = [
         ReadPicture(),

@@ -61,7 +61,10 @@ def score(areas_4C: Tensor, names: Sequence[str]) -> Scores:
         metrics={f"m{key}": math.fsum(values) / len(values) for key, values in defined.items()}
         | {"aAcc": 100 * float(result["aAcc"])},
         per_class={
-            name: {key: column[number] for key, column in columns.items() if not math.isnan(column[number])}
+            # a name that several classes share carries the class's number
+            (f"{name} ({number})" if names.count(name) > 1 else name): {
+                key: column[number] for key, column in columns.items() if not math.isnan(column[number])
+            }
             for number, name in enumerate(names)
         },
         absent=len(names) - len(defined["IoU"]),

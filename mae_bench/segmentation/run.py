@@ -22,7 +22,7 @@ from mae_bench.engine.seeds import Stream, derive
 from mae_bench.errors import UserError
 from mae_bench.schema import Backbone, SegmentationValues
 from mae_bench.segmentation.adapter import ENCODER_PREFIX, Norm, Segmenter, build_segmenter, check_values
-from mae_bench.segmentation.data import test_set, train_set
+from mae_bench.segmentation.data import eval_set, train_set
 from mae_bench.segmentation.evaluate import Evaluator
 
 MODEL_FILE = "model.safetensors"
@@ -31,11 +31,11 @@ MODEL_FILE = "model.safetensors"
 def run(job: Job) -> Outcome:
     """Train and evaluate, or, with ``eval_only``, evaluate the trained model in ``options.weights``."""
     values: SegmentationValues = job.task.values
-    check_values(values, job.backbone.architecture)
+    check_values(values, job.backbone.architecture, len(job.dataset.classes))
     zero_is_other = job.task.task.data.zero_is_other
     pairs = job.dataset.masks("val")
     evaluator = Evaluator(
-        test_set(pairs, job.dataset.classes, zero_is_other, values),
+        eval_set(pairs, job.dataset.classes, zero_is_other, values),
         job.options.workers,
         job.options.quiet or not distributed.main_process(),
     )
@@ -90,7 +90,7 @@ def _identity(job: Job) -> dict[str, str]:
         "task": job.task.task.name,
         "backbone": job.backbone.name,
         "classes": json.dumps(job.dataset.classes),
-        "model": json.dumps({"image_size": values.image_size, "taps": values.taps, "pool_scales": values.pool_scales}),
+        "model": json.dumps({"taps": values.taps, "pool_scales": values.pool_scales}),
     }
 
 
