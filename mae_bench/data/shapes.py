@@ -1,9 +1,10 @@
 """Draw one made picture: upright coloured shapes on a soft background. A pure function of (seed, index).
 
 What makes the pictures a fair small test: the class is the form of the largest, roughly centred shape and nothing
-else. Colours (lighter or darker than the ground), position, size and background are drawn independently of it, and
-smaller shapes of any class stand around it. Everything up to the last pixel is integer or plain IEEE arithmetic on a
-fixed random stream, so that every machine draws the same picture.
+else. Colours, position, size and background are drawn independently of it, and smaller shapes of any class stand around
+it. Shapes are always lighter than their ground: with either sign, a tiny encoder learns next to nothing in minutes.
+Everything up to the last pixel is integer or plain IEEE arithmetic on a fixed random stream, so that every machine
+draws the same picture.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CROWD_SHARE = 0.2  # of the other shapes are crowds of four
 CROWD_SIDE, CROWD_STEP = 6, 7  # side of the members of a crowd, and the distance between them
 COUNTS = (1, 1, 1, 1, 2, 2, 2, 3, 4)  # shapes in a picture, drawn evenly from these
 GAP = 2  # pixels kept free between shapes
-CONTRAST = 110  # least sum of absolute RGB differences between a shape and what it must stand out from
+LIGHTER = 200  # least difference of R + G + B between a shape and the background's base colour
 
 Polygon = tuple[tuple[float, float], ...]
 Pixels = NDArray[np.uint8]
@@ -120,17 +121,17 @@ def rasterise(polygons: tuple[Polygon, ...], height: int, width: int) -> Mask:
     return mask
 
 
-def _colour(rng: np.random.Generator, apart_from: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An RGB colour that stands out from ``apart_from`` (RGB)."""
+def _colour(rng: np.random.Generator, base: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An RGB colour lighter than the background's ``base``."""
     while True:
-        colour = rng.integers(20, 236, 3)
-        if np.abs(colour - apart_from).sum() >= CONTRAST:
+        colour = rng.integers(60, 256, 3)
+        if colour.sum() - base.sum() >= LIGHTER:
             return colour
 
 
 def _background(rng: np.random.Generator, height: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A base colour with a soft grey-level texture: 5 x 5 random levels of at most +-20, interpolated bilinearly."""
-    base = rng.integers(20, 236, 3)
+    """A dark base colour, and that with a soft texture: 5 x 5 grey levels up to +-20, interpolated bilinearly."""
+    base = rng.integers(10, 130, 3)
     levels = rng.integers(-20, 21, (5, 5))
     texture = _spread(height) @ levels @ _spread(width).T // 64**2
     return base, base + texture[:, :, None]

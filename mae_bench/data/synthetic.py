@@ -25,7 +25,7 @@ from mae_bench.data.shapes import CLASSES, Mask, Picture, Pixels, Shape, draw
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
 
-VERSION = 2  # raise it when a picture or a label changes: the folder's name and every fingerprint change with it
+VERSION = 3  # raise it when a picture or a label changes: the folder's name and every fingerprint change with it
 MANIFEST = "manifest.json"
 SEEDS = {"pretrain": 0, "train": 1, "val": 2}
 CLASSIFICATION = {"pretrain": 8000, "train": 1000, "val": 1000}
