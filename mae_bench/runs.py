@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -224,7 +225,7 @@ def _make_weights(backbone: Backbone, options: Options) -> Path:
 
 def _train(job: Job, source: weights.Source) -> Run:
     """Run the pipeline and write the record; under torchrun every process runs, the main one writes."""
-    from mae_bench.engine import distributed
+    from mae_bench.engine import distributed, resume
 
     started, clock = datetime.now(UTC), time.monotonic()
     module = PIPELINES[job.task.task.engine]
@@ -233,6 +234,7 @@ def _train(job: Job, source: weights.Source) -> Run:
     record = _record(job, outcome, source, started, time.monotonic() - clock)
     if distributed.main_process():
         write_record(record, job.folder)
+        shutil.rmtree(resume.folder(job), ignore_errors=True)  # nothing is left to resume
     distributed.barrier()
     return Run(record, job.folder)
 

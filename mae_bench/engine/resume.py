@@ -33,19 +33,18 @@ def identity(job: Job) -> str:
     return digest(parts)
 
 
-def _folder(job: Job) -> Path:
+def folder(job: Job) -> Path:
     return job.folder / "checkpoints"
 
 
 def _files(job: Job) -> list[Path]:
-    return sorted(_folder(job).glob("step_*.pt"))
+    return sorted(folder(job).glob("step_*.pt"))
 
 
 def save(job: Job, step: int, state: dict[str, Any]) -> Path:
     """Write the state after ``step`` steps and drop files beyond the last two. Call in the main process only."""
-    folder = _folder(job)
-    folder.mkdir(exist_ok=True)
-    path = folder / f"step_{step:09}.pt"
+    folder(job).mkdir(exist_ok=True)
+    path = folder(job) / f"step_{step:09}.pt"
     unfinished = path.with_suffix(".part")
     with unfinished.open("wb") as file:
         torch.save({"format": FORMAT, "identity": identity(job), "step": step, **state}, file)
