@@ -1,7 +1,7 @@
 """One MAE training step beside transformers' ViTMAE: the same sizes, batch and optimiser, in one process.
 
-Prints the median of 9 ratios from runs in the order A B B A and their range. A small model, where
-overhead rules (width 192, depth 12, 64 patches, batch 64); `--base` measures ViT-B/16 at 224 px, batch 8.
+Prints the median of 9 ratios from runs in the order A B B A, and their range. A small model, where overhead rules
+(width 192, depth 12, 64 patches, batch 64); `--base` measures ViT-B/16 at 224 px, batch 8.
 """
 
 from __future__ import annotations
@@ -96,9 +96,8 @@ def main() -> None:
     ratios.sort()
     print(f"ours          {statistics.median(times_a):.3f} s a step (median of {len(times_a)})")
     print(f"transformers  {statistics.median(times_b):.3f} s a step")
-    print(
-        f"ratio         {statistics.median(ratios):.2f} x faster (of {PAIRS} pairs, {ratios[0]:.2f} to {ratios[-1]:.2f})"
-    )
+    span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    print(f"ratio         {statistics.median(ratios):.2f} x faster ({PAIRS} pairs, {span})")
 
 
 if __name__ == "__main__":
