@@ -13,8 +13,7 @@ from PIL import Image
 from segmentation_cases import colour_of, values, write_pair
 
 from mae_bench.errors import UserError
-from mae_bench.segmentation.data import PairDataset, ReadPicture, train_set
-from mae_bench.segmentation.data import test_set as eval_set
+from mae_bench.segmentation.data import PairDataset, ReadPicture, eval_set, train_set
 
 NAMES = tuple(f"class {number}" for number in range(8))
 LABELS = np.array([[0, 1, 2, 8], [255, 3, 4, 0], [5, 6, 7, 255]], np.uint8)

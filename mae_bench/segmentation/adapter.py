@@ -77,9 +77,8 @@ def label_map(logits_CHW: Tensor, size: tuple[int, int], align_corners: bool = F
     for start in range(0, logits_CHW.shape[0], _CLASSES_AT_ONCE):
         chunk_1CHW = logits_CHW[None, start : start + _CLASSES_AT_ONCE].float()
         value_HW, index_HW = resize(chunk_1CHW, size=size, mode="bilinear", align_corners=align_corners)[0].max(0)
-        better_HW = value_HW > best_HW
-        best_HW[better_HW] = value_HW[better_HW]
-        label_HW[better_HW] = (index_HW[better_HW] + start).to(torch.uint8)
+        label_HW = torch.where(value_HW > best_HW, (index_HW + start).to(torch.uint8), label_HW)
+        best_HW = torch.maximum(best_HW, value_HW)
     return label_HW
 
 
