@@ -115,7 +115,7 @@ def test_bad_pictures_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"val/1\.png is not the 40 x 30 pixels"):
         examples[1]
     (dataset.root / "val/2.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    with pytest.raises(UserError, match=r"cannot decode picture .*val/2\.png"):
+    with pytest.raises(UserError, match=r"cannot decode or resize picture .*val/2\.png"):
         examples[2]
 
 

@@ -36,7 +36,7 @@ class Annotated:
     unusable: int  # annotations whose polygons have fewer than three corners, which nothing can be learnt from
 
     @property
-    def runs(self) -> bool:
+    def has_run_lengths(self) -> bool:
         """Whether any object that is trained on is outlined by a run-length code rather than by polygons."""
         return any(
             isinstance(one["segmentation"], dict)
@@ -113,7 +113,7 @@ class Examples(TorchDataset[Example]):
                 f"say (EXIF rotation applied); correct the file or its width and height"
             ) from error
         except BROKEN as error:
-            raise UserError(f"cannot decode picture {record['file_name']}: {error}; {POLICY}") from error
+            raise UserError(f"cannot decode or resize picture {record['file_name']}: {error}; {POLICY}") from error
         return example
 
 
@@ -126,8 +126,7 @@ def training_examples(split: Annotated, values: DetectionValues, job: Job) -> Ex
         job.note(f"{left_out} of {len(split.records)} training images have no annotated object and are not trained on")
     if split.unusable:
         job.note(f"{split.unusable} training annotations have no polygon of three corners and are not trained on")
-    as_bitmaps = split.runs
-    if as_bitmaps:
+    if split.has_run_lengths:
         job.note("some training objects are outlined by run-length codes, so mask targets are cut from bitmaps")
     size = values.image_size
     return Examples(
@@ -141,7 +140,7 @@ def training_examples(split: Annotated, values: DetectionValues, job: Job) -> Ex
             ],
             image_format="RGB",
             use_instance_mask=True,
-            instance_mask_format="bitmask" if as_bitmaps else "polygon",
+            instance_mask_format="bitmask" if split.has_run_lengths else "polygon",
         ),
     )
 

@@ -26,6 +26,7 @@ from mae_bench.data import CocoSplit
 from mae_bench.detection.data import Examples, together
 from mae_bench.detection.logs import printed_to_log
 from mae_bench.engine import distributed
+from mae_bench.engine.progress import Progress
 
 PREFIXES = {"bbox": "box_", "segm": "mask_"}  # of the metrics, per kind of overlap
 
@@ -81,7 +82,14 @@ def _evaluator(split: CocoSplit) -> Iterator[COCOEvaluator]:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, examples: Examples, split: CocoSplit, *, shard: Sequence[int], batch: int, workers: int
+    model: nn.Module,
+    examples: Examples,
+    split: CocoSplit,
+    *,
+    shard: Sequence[int],
+    batch: int,
+    workers: int = 0,
+    quiet: bool = True,
 ) -> Evaluation:
     """Detect on the images ``shard`` of ``examples`` (this process's share) and score all processes' detections.
 
@@ -93,8 +101,10 @@ def evaluate(
     model.eval()
     try:
         with counting_fast(), _evaluator(split) as evaluator:
-            for inputs in loader:
-                evaluator.process(inputs, model(inputs))
+            with Progress(len(loader), "detecting", quiet) as progress:
+                for number, inputs in enumerate(loader, 1):
+                    evaluator.process(inputs, model(inputs))
+                    progress.update(number)
             return _score(evaluator, split)
     finally:
         model.train(training)

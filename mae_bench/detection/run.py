@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 from torch import nn
 
@@ -29,7 +31,7 @@ def run(job: Job) -> Outcome:
 
     Metrics are box_AP, mask_AP and their parts, in percent. The trained model is left as ``model.safetensors``.
     """
-    with logged(job.folder / "log.txt"):
+    with logged(job.folder / "log.txt" if distributed.main_process() else Path(os.devnull)):
         return _evaluate_only(job) if job.options.eval_only else _train(job)
 
 
@@ -81,6 +83,7 @@ class _Scorer:
         self.shard = list(ExactShard(len(self.examples), distributed.rank(), distributed.world_size()))
         self.batch = evaluation_batch(job.task.values)
         self.workers = job.options.workers
+        self.quiet = job.options.quiet or not distributed.main_process()
 
     @property
     def category_ids(self) -> list[int]:
@@ -88,7 +91,15 @@ class _Scorer:
         return list(self.split.ids)
 
     def __call__(self, model: nn.Module) -> Evaluation:
-        return evaluate(model, self.examples, self.split, shard=self.shard, batch=self.batch, workers=self.workers)
+        return evaluate(
+            model,
+            self.examples,
+            self.split,
+            shard=self.shard,
+            batch=self.batch,
+            workers=self.workers,
+            quiet=self.quiet,
+        )
 
 
 def _identity(job: Job) -> dict[str, str]:
@@ -104,6 +115,7 @@ def _outcome(model: nn.Module, evaluation: Evaluation) -> Outcome:
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return Outcome(
         metrics=evaluation.metrics,
+        best=dict(evaluation.metrics),
         per_class=evaluation.per_class,
         baseline=evaluation.baseline,
         parameters={
