@@ -13,6 +13,10 @@ class UserError(Exception):
     that it names the thing, what was expected, and the command or edit that mends it.
     """
 
+    def __init__(self, message: str) -> None:
+        # torch raises a data worker's error anew, with the worker's traceback as its text: only our line is kept.
+        super().__init__(message.rpartition("mae_bench.errors.UserError: ")[2])
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest of ``known``, or an empty string when none is close."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 import time
@@ -236,6 +237,7 @@ def _train(job: Job, source: weights.Source) -> Run:
         write_record(record, job.folder)
         shutil.rmtree(resume.folder(job), ignore_errors=True)  # nothing is left to resume
     distributed.barrier()
+    gc.collect()  # runner, hooks and loaders refer to each other: their memory and processes go before the next seed
     return Run(record, job.folder)
 
 

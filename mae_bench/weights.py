@@ -123,4 +123,8 @@ def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            # Closing is not enough: a data loading process forked meanwhile holds the file open, and so the lock.
+            fcntl.flock(stream, fcntl.LOCK_UN)

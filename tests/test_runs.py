@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 import mae_bench
-from mae_bench import provenance, runs
+from mae_bench import provenance, runs, weights
 from mae_bench.engine.job import Options
 from mae_bench.recipes import load_backbone, resolve_task
 
@@ -111,3 +115,19 @@ def test_load_encoder_gives_features(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = encoder.tokens(torch.zeros(2, 3, 32, 32))
     assert tokens.shape == (2, 65, encoder.width)
     assert not encoder.training
+
+
+def test_a_lock_is_free_once_left_even_if_a_forked_process_lives_on(tmp_path: Path) -> None:
+    """Data loading processes inherit the lock file of weights that are being made, and can outlive it."""
+    path = tmp_path / "made"
+    with weights.locked(path):
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+    try:
+        with path.with_name("made.lock").open("w") as again:
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises BlockingIOError while the lock is held
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

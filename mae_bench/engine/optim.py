@@ -19,6 +19,7 @@ from mae_bench.errors import UserError
 from mae_bench.schema import Optimisation
 
 Group = dict[str, Any]
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
 def layer_id(name: str, encoder_prefix: str | None, depth: int) -> int:
@@ -35,12 +36,14 @@ def layer_id(name: str, encoder_prefix: str | None, depth: int) -> int:
 def parameter_kind(module: nn.Module, leaf: str) -> str:
     """What a parameter is, in the words of ``Optimisation.no_decay``; ``weight`` for all that is never exempt.
 
-    Norms are told by their class name, so that detectron2's and mmcv's own norm classes count; both their weight and
-    bias are ``norm``.
+    Weight and bias of torch's norms and their subclasses are ``norm``; those of any other norm class are ``map_norm``:
+    detectron2's LayerNorm over the channels of a map, which its own optimiser does not know as a norm.
     """
     parameter = module.get_parameter(leaf)
-    if "norm" in type(module).__name__.lower() and parameter.ndim == 1:
+    if isinstance(module, NORMS):
         return "norm"
+    if "norm" in type(module).__name__.lower() and parameter.ndim == 1:
+        return "map_norm"
     if leaf.startswith(("rel_pos", "relative_position_bias")):
         return "rel_pos"
     if leaf.endswith("pos_embed"):

@@ -26,9 +26,10 @@ class Optimisation(Strict):
     betas: tuple[float, float] = Field((0.9, 0.999), strict=False)
     momentum: float = Field(0.9, ge=0, lt=1)  # lars and sgd
     weight_decay: float = Field(ge=0)
-    # Kinds of parameter exempt from weight decay: `norm` and `bias` by module and name, `positions` = pos_embed,
-    # `tokens` = cls and mask token, `rel_pos` = relative position tables, `layer_scale` = gamma.
-    no_decay: tuple[Literal["norm", "bias", "positions", "tokens", "rel_pos", "layer_scale"], ...] = Field(
+    # Kinds of parameter exempt from weight decay: `norm` and `bias` by module and name, `map_norm` = detectron2's own
+    # LayerNorm of maps, `positions` = pos_embed, `tokens` = cls and mask token, `rel_pos` = relative position tables,
+    # `layer_scale` = gamma.
+    no_decay: tuple[Literal["norm", "map_norm", "bias", "positions", "tokens", "rel_pos", "layer_scale"], ...] = Field(
         ("norm", "bias"), strict=False
     )
     layer_decay: float = Field(1.0, gt=0, le=1)  # lr factor per block, from the head down; 1 = none
