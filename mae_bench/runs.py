@@ -230,6 +230,9 @@ def _train(job: Job, source: weights.Source) -> Run:
 
     started, clock = datetime.now(UTC), time.monotonic()
     module = PIPELINES[job.task.task.engine]
+    # Read before the run, and once a process: sources may be edited while it goes on.
+    provenance.code_hash(module.rpartition(".")[0])
+    provenance.git_state()
     run_pipeline: Pipeline = import_module(module).run
     outcome = run_pipeline(job)
     record = _record(job, outcome, source, started, time.monotonic() - clock)

@@ -11,7 +11,7 @@ from mae_bench.classification.evaluate import Evaluation
 from mae_bench.encoders.vit import Encoder, EncoderOptions
 from mae_bench.engine import distributed
 from mae_bench.engine.job import Job, Outcome
-from mae_bench.engine.optim import build_optimizer, parameter_groups
+from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
 from mae_bench.engine.plan import Plan, make_plan
 from mae_bench.engine.runner import Fit, fit
 from mae_bench.errors import UserError
@@ -93,7 +93,7 @@ def _evaluate_only(job: Job, values: ClassificationValues, evaluation: Evaluatio
         metrics=metrics,
         best=dict(metrics),
         effective={"precision": evaluation.precision, "device": evaluation.device.type},
-        parameters=_parameters(model),
+        parameters=count_parameters(model),
         per_class=evaluation.per_class(),
         baseline=evaluation.baseline(),
     )
@@ -112,17 +112,11 @@ def _outcome(job: Job, model: Classifier, evaluation: Evaluation, fitted: Fit, r
         history=fitted.history,
         effective=fitted.effective,
         load=report.as_dict(),
-        parameters=_parameters(model),
+        parameters=count_parameters(model),
         per_class=evaluation.per_class(),
         baseline=evaluation.baseline(),
         weights=file,
     )
-
-
-def _parameters(model: Classifier) -> dict[str, int]:
-    parameters = list(model.parameters())
-    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return {"total": sum(parameter.numel() for parameter in parameters), "trainable": trainable}
 
 
 def _refuse_idle(values: ClassificationValues, backbone: Backbone) -> None:

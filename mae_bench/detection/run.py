@@ -17,6 +17,7 @@ from mae_bench.detection.logs import logged
 from mae_bench.detection.train import Training
 from mae_bench.engine import distributed
 from mae_bench.engine.job import Job, Outcome
+from mae_bench.engine.optim import count_parameters
 from mae_bench.engine.plan import make_plan
 from mae_bench.engine.samplers import ExactShard
 from mae_bench.engine.seeds import Stream, derive, seed_all
@@ -112,14 +113,10 @@ def _identity(job: Job) -> dict[str, str]:
 
 
 def _outcome(model: nn.Module, evaluation: Evaluation) -> Outcome:
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return Outcome(
         metrics=evaluation.metrics,
         best=dict(evaluation.metrics),
         per_class=evaluation.per_class,
         baseline=evaluation.baseline,
-        parameters={
-            "total": sum(size for size, _ in sizes),
-            "trainable": sum(size for size, trainable in sizes if trainable),
-        },
+        parameters=count_parameters(model),
     )

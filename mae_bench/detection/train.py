@@ -161,7 +161,9 @@ class Training(HookBase):
             trainer.train(start, self.plan.steps)
             last = self._evaluate(self.plan.steps)
         self.average.keep()
-        return Trained(last, self._best(), self._history(), self._effective())
+        return Trained(
+            last, self._best(), self._history(), self.plan.effective(self.values.lr, self.precision, self.device.type)
+        )
 
     def _trainer(self, steps: Steps) -> SimpleTrainer:
         """detectron2's trainer; it gathers no metrics, which `after_step` does."""
@@ -230,21 +232,6 @@ class Training(HookBase):
         stride = math.ceil(len(self.evaluations) / CURVE_POINTS)
         thinned = self.evaluations[::-1][::stride][::-1]  # the last one stays
         return sorted(self.curve + thinned, key=lambda point: point["step"])
-
-    def _effective(self) -> dict[str, Any]:
-        plan = self.plan
-        return {
-            "lr": self.values.lr,
-            "steps": plan.steps,
-            "steps_per_epoch": plan.steps_per_epoch,
-            "warmup_steps": plan.warmup_steps,
-            "batch": plan.batch,
-            "micro_batch": plan.micro_batch,
-            "accumulation": plan.accumulation,
-            "world_size": plan.world_size,
-            "precision": self.precision,
-            "device": self.device.type,
-        }
 
 
 def _distributed(model: GeneralizedRCNN, device: torch.device, precision: str) -> nn.Module:

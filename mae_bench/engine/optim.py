@@ -87,6 +87,12 @@ def parameter_groups(model: nn.Module, values: Optimisation, *, encoder_prefix: 
     return ordered
 
 
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Numbers of all and of trainable parameters, for the record."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return {"total": sum(size for size, _ in sizes), "trainable": sum(size for size, trains in sizes if trains)}
+
+
 def _assert_complete(model: nn.Module, groups: list[Group]) -> None:
     grouped = [id(parameter) for group in groups for parameter in group["params"]]
     trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}

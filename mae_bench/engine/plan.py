@@ -9,7 +9,8 @@ next, nothing is dropped.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from mae_bench.engine.job import Options
 from mae_bench.errors import UserError
@@ -29,6 +30,11 @@ class Plan:
     micro_batch: int  # images per forward pass and process
     accumulation: int  # forward passes per optimiser step
     world_size: int
+
+    def effective(self, lr: float, precision: str, device: str) -> dict[str, Any]:
+        """What the recipe came to on this machine, for the record."""
+        shown = asdict(self) | {"lr": lr, "precision": precision, "device": device}
+        return {key: value for key, value in shown.items() if key not in ("eval_at", "epoch_images")}
 
     def epoch(self, step: int) -> float:
         """Epochs done after ``step`` steps."""

@@ -334,19 +334,7 @@ def _summary(run: _Run, metric: str, precision: str, device: torch.device) -> Fi
         seen = [evaluation[key] for evaluation in run.evaluations if key in evaluation] or [last[key]]
         best[key] = min(seen) if "loss" in key else max(seen)
     history = sorted(run.curve + _thin(run.evaluations), key=lambda point: point["step"])
-    effective = {
-        "lr": run.values.lr,
-        "steps": plan.steps,
-        "steps_per_epoch": plan.steps_per_epoch,
-        "warmup_steps": plan.warmup_steps,
-        "batch": plan.batch,
-        "micro_batch": plan.micro_batch,
-        "accumulation": plan.accumulation,
-        "world_size": plan.world_size,
-        "precision": precision,
-        "device": device.type,
-    }
-    return Fit(history, last, best, effective)
+    return Fit(history, last, best, plan.effective(run.values.lr, precision, device.type))
 
 
 def _thin(points: list[Metrics]) -> list[Metrics]:

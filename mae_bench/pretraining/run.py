@@ -7,7 +7,7 @@ from typing import Any
 from mae_bench.checkpoints.load import build_encoder, save_encoder, save_model
 from mae_bench.engine import distributed
 from mae_bench.engine.job import Job, Outcome
-from mae_bench.engine.optim import build_optimizer, parameter_groups
+from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
 from mae_bench.engine.plan import make_plan
 from mae_bench.engine.runner import Fit, fit
 from mae_bench.pretraining.evaluate import Evaluation
@@ -69,7 +69,7 @@ def run(job: Job) -> Outcome:
         history=fitted.history,
         effective=fitted.effective,
         load=report.as_dict(),
-        parameters=_parameters(model),
+        parameters=count_parameters(model),
         baseline=baseline,
         weights=job.folder / "encoder.safetensors",
     )
@@ -103,9 +103,3 @@ def _save(job: Job, model: MaskedAutoencoder, validation: ValidationSamples) -> 
     count = min(SHOWN, len(validation))
     batch = collate([validation[number * len(validation) // count] for number in range(count)])
     reconstruct(model, batch["inputs"], batch["data_samples"]).write(job.folder / "reconstructions.png")
-
-
-def _parameters(model: MaskedAutoencoder) -> dict[str, int]:
-    parameters = list(model.parameters())
-    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return {"total": sum(parameter.numel() for parameter in parameters), "trainable": trainable}

@@ -15,7 +15,7 @@ from mae_bench.encoders.vit import Encoder, EncoderOptions
 from mae_bench.engine import distributed
 from mae_bench.engine.job import Job, Outcome
 from mae_bench.engine.logs import mm_logs
-from mae_bench.engine.optim import build_optimizer, parameter_groups
+from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
 from mae_bench.engine.plan import Plan, make_plan
 from mae_bench.engine.runner import fit
 from mae_bench.engine.seeds import Stream, derive
@@ -94,14 +94,6 @@ def _identity(job: Job) -> dict[str, str]:
     }
 
 
-def _parameters(model: Segmenter) -> dict[str, int]:
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return {
-        "total": sum(size for size, _ in sizes),
-        "trainable": sum(size for size, trainable in sizes if trainable),
-    }
-
-
 def _evaluate_only(job: Job, evaluator: Evaluator) -> Outcome:
     architecture = job.backbone.architecture
     assert job.options.weights is not None
@@ -109,7 +101,7 @@ def _evaluate_only(job: Job, evaluator: Evaluator) -> Outcome:
     load_model(model, job.options.weights, _identity(job))
     metrics = evaluator(model)
     effective = {"device": distributed.device(job.options).type, "world_size": distributed.world_size()}
-    return Outcome(metrics, effective=effective, parameters=_parameters(model))
+    return Outcome(metrics, effective=effective, parameters=count_parameters(model))
 
 
 def _train(job: Job, evaluator: Evaluator) -> Outcome:
@@ -144,7 +136,7 @@ def _train(job: Job, evaluator: Evaluator) -> Outcome:
         history=trained.history,
         effective=trained.effective,
         load=report.as_dict(),
-        parameters=_parameters(model),
+        parameters=count_parameters(model),
         weights=weights,
     )
 
