@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: install quickstart test check bench clean
+.PHONY: install quickstart test check tables bench clean
 
 install: $(STAMP)
 
@@ -29,6 +29,12 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What is committed under results/tables is what the promoted records give; a test checks it.
+tables: install
+	$(BIN)/python -m mae_bench table --layout long --out results/tables/all.md
+	$(BIN)/python -m mae_bench table --format csv --out results/tables/all.csv
+	$(BIN)/python -m mae_bench table --compare mae scratch --out results/tables/mae_against_scratch.md
 
 bench: install
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
