@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -47,10 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 = done, 2 = the user can mend it (one line on stderr), 1 = a check failed, 130 = Ctrl-C."""
     # timm and mmcv decorate functions with it at import; nothing a user can act on
     warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=FutureWarning)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± or √ still gets the table
     try:
         args = _parser().parse_args(argv)
         command: Callable[[argparse.Namespace], int] = args.command
-        return command(args)
+        code = command(args)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"mae_bench: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -60,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has left
         return 0
+    except OSError as error:  # a full disk, a path that cannot be: the system's words name it
+        print(f"mae_bench: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_USER_ERROR
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -170,14 +179,16 @@ def _options(args: argparse.Namespace) -> Options:
 def _list(args: argparse.Namespace) -> int:
     from mae_bench import recipes
 
+    lines = []
     for kind, heading in (("backbone", "backbones"), ("task", "tasks")):
         if args.kind not in (None, heading):
             continue
-        print(heading)
+        lines.append(heading)
         for name, path in sorted(recipes.index(kind).items()):  # type: ignore[arg-type]
             raw = recipes.read_toml(path)
             note = f"refused: {raw['refused']}" if raw.get("refused") else raw.get("summary", "")
-            print(f"  {name:<22} {note}")
+            lines.append(f"  {name:<22} {note}")
+    print("\n".join(lines))
     return 0
 
 
@@ -186,6 +197,8 @@ def _show(args: argparse.Namespace) -> int:
 
     known = recipes.index("backbone")
     if args.name in known or (args.name.endswith(".toml") and Path(args.name).name != "task.toml"):
+        if args.settings:
+            raise UserError(f"--set changes a task's values; '{args.name}' is a backbone")
         backbone = recipes.load_backbone(args.name)
         print(f"backbone {backbone.name}   ({recipes.find('backbone', args.name)})")
         _print_nested(backbone.model_dump(mode="json"))
@@ -236,6 +249,11 @@ def _pretrain(args: argparse.Namespace) -> int:
 
 
 def _print_runs(finished: list[Run]) -> None:
+    from mae_bench.engine import distributed
+
+    if not distributed.main_process():
+        distributed.shutdown()
+        return
     for one in finished:
         record = one.record
         value = "undefined" if record.value is None else f"{record.value:.4g}"
@@ -243,6 +261,7 @@ def _print_runs(finished: list[Run]) -> None:
         for note in record.notes:
             print(f"  note: {note}")
         print(f"  record: {one.record_file}")
+    distributed.shutdown()
 
 
 def _table(args: argparse.Namespace) -> int:
@@ -251,6 +270,10 @@ def _table(args: argparse.Namespace) -> int:
     for path in args.records or []:
         if not path.exists():
             raise UserError(f"--records {path}: no such file or folder")
+    if args.out is not None and args.out.suffix == ".json":
+        raise UserError(
+            f"--out {args.out}: .json files are records; a table is Markdown or CSV, name it .md or .csv"
+        )
     text = api.table(args.records, form=args.format, layout=args.layout, compare=args.compare)
     if args.out is None:
         print(text, end="")
@@ -269,7 +292,10 @@ def _promote(args: argparse.Namespace) -> int:
     root = places.checkout()
     if root is None:
         raise UserError("promote copies records into a checkout's results/runs; this is an installed wheel")
-    for path in store.promote(store.load_records(args.records), root / "results" / "runs"):
+    promoted = store.promote(store.load_records(args.records), root / "results" / "runs")
+    if not promoted:
+        raise UserError(f"no records below {', '.join(map(str, args.records))}")
+    for path in promoted:
         print(path.relative_to(root))
     return 0
 
@@ -277,6 +303,8 @@ def _promote(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from mae_bench import doctor
 
+    if args.install and args.task:
+        raise UserError("--install and --task are two commands: give one")
     if args.install:
         doctor.install_detectron2()
         return 0

@@ -26,8 +26,19 @@ def recipe_roots() -> list[Path]:
     then installed distributions that name a package of recipes under the entry point group ``mae_bench.recipes``.
     """
     roots = [checkout() or BUNDLED]
-    roots += [Path(part).expanduser() for part in os.environ.get("MAE_BENCH_PATH", "").split(os.pathsep) if part]
+    for part in os.environ.get("MAE_BENCH_PATH", "").split(os.pathsep):
+        if part:
+            roots.append(_expand(part))
+            if not roots[-1].is_dir():
+                raise UserError(f"$MAE_BENCH_PATH names {part}, which is no folder; correct or unset it")
     return roots + _entry_points()
+
+
+def _expand(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path}: there is no such user's home; write the folder out") from error
 
 
 @once
@@ -47,15 +58,15 @@ def _entry_points() -> list[Path]:
 
 def cache() -> Path:
     """What can be made again: tiny data, made weights, smoke weights. ``$MAE_BENCH_CACHE`` moves it."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "mae_bench"
-    return Path(os.environ.get("MAE_BENCH_CACHE", default)).expanduser()
+    default = _expand(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "mae_bench"
+    return _expand(os.environ.get("MAE_BENCH_CACHE", default))
 
 
 def data_root() -> Path:
     """Folder below which data sets are looked for by name. ``$MAE_BENCH_DATA``, default ``./data``."""
-    return Path(os.environ.get("MAE_BENCH_DATA", "data")).expanduser()
+    return _expand(os.environ.get("MAE_BENCH_DATA", "data"))
 
 
 def weights_root() -> Path:
     """Folder of downloaded weight files. ``$MAE_BENCH_WEIGHTS``, default ``weights/`` in the cache."""
-    return Path(os.environ.get("MAE_BENCH_WEIGHTS", cache() / "weights")).expanduser()
+    return _expand(os.environ.get("MAE_BENCH_WEIGHTS", cache() / "weights"))

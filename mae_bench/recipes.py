@@ -115,8 +115,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         if path.stat().st_size > MAX_RECIPE_BYTES:
             raise UserError(f"{path} is larger than {MAX_RECIPE_BYTES} bytes: not a recipe")
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number or nesting beyond reason
+        raise UserError(f"{path} is not valid TOML: {str(error)[:200]}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
@@ -236,6 +236,8 @@ def _apply_settings(
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()  # a bare word is a string: --set mode=linear
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"--set {key}: the value is beyond reason: {str(error)[:100]}") from error
         keys.append(key)
         raw[key] = value
         origins[key] = Origin("--set", "command line")

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -16,7 +17,7 @@ from typing import Any
 from mae_bench import doctor, provenance, weights
 from mae_bench.engine.job import Job, Options, Outcome, Pipeline
 from mae_bench.errors import UserError
-from mae_bench.recipes import ResolvedTask, digest, load_backbone, resolve_task
+from mae_bench.recipes import ResolvedTask, digest, load_backbone, load_task, resolve_task
 from mae_bench.reporting.record import (
     DataUsed,
     Git,
@@ -52,6 +53,7 @@ class Run:
 
 
 RECORD_FILE = "record.json"
+MAX_SEED = 1 << 32
 ENCODER_FILE = "encoder.safetensors"  # what a run that makes weights leaves in its folder
 
 
@@ -97,9 +99,19 @@ def pretrain(
         raise UserError(f"'{backbone}' does not say which task pre-trains it; give one, e.g. --task imagenet_pretrain")
     as_declared = task in (None, maker) and not settings and tuple(seeds) == (0,)
     if as_declared and options.data is None and not options.smoke:
+        doctor.require(load_task(str(maker)))
+        from mae_bench.engine import distributed
+
+        distributed.init(options)
         folder = _make_weights(recipe, options).parent
         return [Run(read_record(folder / RECORD_FILE), folder)]
     resolved = resolve_task(task or str(maker), recipe, settings)
+    if resolved.task.engine != "pretraining" and resolved.task.name != maker:
+        raise UserError(
+            f"task '{resolved.task.name}' pre-trains nothing; use `run`, not `pretrain`"
+        )
+    if options.weights is not None:
+        raise UserError("pretrain starts from random weights: leave out --weights")
     _check_options(resolved, options, seeds)
     return [_run_seed(resolved, _untrained(recipe), seed, options) for seed in seeds]
 
@@ -117,6 +129,10 @@ def _untrained(backbone: Backbone) -> Backbone:
 
 def _check_options(task: ResolvedTask, options: Options, seeds: Sequence[int]) -> None:
     doctor.require(task.task)
+    if not all(0 <= seed < MAX_SEED for seed in seeds):
+        raise UserError(f"--seeds {','.join(map(str, seeds))}: seeds are whole numbers from 0 to {MAX_SEED - 1}")
+    if options.smoke and options.data is not None:
+        raise UserError("--smoke makes its own data: leave out --data, or run without --smoke")
     if len(set(seeds)) != len(seeds) or not seeds:
         raise UserError(f"--seeds {','.join(map(str, seeds))}: give each seed once, e.g. --seeds 0,1,2")
     if options.eval_only and (options.weights is None or len(seeds) > 1):
@@ -141,26 +157,42 @@ def _run_seed(task: ResolvedTask, backbone: Backbone, seed: int, options: Option
     key = digest([_recipe(task, backbone), seed, source.sha256, dataset.fingerprint, options.smoke, options.eval_only])
     stem = options.out / task.task.name / backbone.name / f"seed{seed}-{key[:8]}"
     folder = distributed.gather_objects(_folder(stem, options.resume) if main else None)[0]
-    if (folder / RECORD_FILE).is_file():
-        return Run(read_record(folder / RECORD_FILE), folder)  # --resume of a finished run
-    return _train(Job(task, backbone, seed, options, folder, dataset, source.file), source)
+    job = Job(task, backbone, seed, options, folder, dataset, source.file)
+    with weights.locked(folder / "run", wait=False) if main else nullcontext():
+        if distributed.gather_objects((folder / RECORD_FILE).exists())[0]:
+            return _finished(job)  # --resume of a finished run
+        return _train(job, source)
+
+
+def _finished(job: Job) -> Run:
+    """The run that lies in the job's folder already; its record must be this job's."""
+    record = read_record(job.folder / RECORD_FILE)
+    meant = (digest(_recipe(job.task, job.backbone)), job.seed, job.options.smoke, job.options.eval_only)
+    if (record.recipe_hash, record.seed, record.smoke, record.eval_only) != meant:
+        raise UserError(f"{job.folder / RECORD_FILE} is of another run; move that folder away, or run without --resume")
+    return Run(record, job.folder)
 
 
 def _folder(stem: Path, resume: bool) -> Path:
     """The run's folder. ``resume`` takes the newest one of the same key; else a new one is made, never an old one."""
     number, folder, newest = 1, stem, None
-    while folder.exists():
-        newest, number = folder, number + 1
-        folder = stem.with_name(f"{stem.name}-{number}")
-    if resume and newest is not None:
-        return newest
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the run folder {folder}: {error.strerror}; choose another place with --out"
-        ) from error
-    return folder
+    while True:
+        while folder.is_dir():
+            newest, number = folder, number + 1
+            folder = stem.with_name(f"{stem.name}-{number}")
+        if resume and newest is not None:
+            return newest
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.is_dir():  # else another run was faster: take the next number
+                raise UserError(f"{folder} is in the way of a run folder; move it, or choose another --out") from None
+        except OSError as error:
+            raise UserError(
+                f"cannot make the run folder {folder}: {error.strerror}; choose another place with --out"
+            ) from error
+        else:
+            return folder
 
 
 def _smoke(
@@ -327,7 +359,11 @@ def _maker(source: weights.Source) -> dict[str, Any]:
     """The run that made the weights, where its record lies beside the file."""
     if source.file is None or not (beside := source.file.with_name(RECORD_FILE)).is_file():
         return {}
-    return read_record(beside).model_dump(mode="json", include={"run_id", "recipe_hash", "code_hash", "git"})
+    try:
+        maker = read_record(beside)
+    except UserError:
+        return {}  # a file of somebody else's that happens to bear the name
+    return maker.model_dump(mode="json", include={"run_id", "recipe_hash", "code_hash", "git"})
 
 
 def _command() -> list[str]:

@@ -118,11 +118,17 @@ def made_folder(backbone: Backbone, key: str) -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold ``path``'s lock file, so that two processes never make the same thing twice or at once."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold ``path``'s lock file, so that two processes never make the same thing twice or at once.
+
+    Without ``wait`` a lock that another process holds is a UserError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise UserError(f"another process works in {path.parent}; wait for it, or choose another --out") from None
         try:
             yield
         finally:

@@ -65,7 +65,7 @@ def test_resume_without_a_file_starts_anew(tmp_path: Path) -> None:
 
 def test_another_run_is_not_resumed(tmp_path: Path) -> None:
     train(make_job(tmp_path, make_values()))
-    with pytest.raises(UserError, match="belongs to a run with other values"):
+    with pytest.raises(UserError, match="is of a run with other values"):
         train(make_job(tmp_path, make_values(base_lr=0.02), resume=True))
 
 
@@ -190,7 +190,7 @@ def test_without_an_evaluation_the_loss_is_the_metric(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_is_not_measured_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="the metric is 'sum'"):
+    with pytest.raises(UserError, match="metric .sum. is none of what is measured"):
         train(make_job(tmp_path, make_values()), evaluate=lambda model: {"top1": 1.0})
 
 

@@ -134,15 +134,18 @@ def test_crops_are_pillows_bicubic_to_two_grey_levels(tmp_path: Path) -> None:
     assert (crop.int() - expected.int()).abs().max() <= 2
 
 
-def test_a_picture_is_decoded_once_while_the_cache_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_set_is_decoded_once_and_a_large_one_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = _photos(tmp_path, 2)
-    monkeypatch.setattr(images, "CACHE_BYTES", 3 * 40 * 40)
-    pictures = Pictures(paths)
-    first, second = pictures[0], pictures[1]
-    paths[0].unlink()
-    assert pictures[0] is first
-    assert pictures[1] is not second
-    assert torch.equal(pictures[1], second)
+    monkeypatch.setattr(images, "CACHE_BYTES", 2 * 3 * 40 * 40)
+    kept = Pictures(paths)
+    assert kept[0] is kept[0]
+    assert kept[1] is kept[1]
+    monkeypatch.setattr(images, "CACHE_BYTES", 2 * 3 * 40 * 40 - 1)
+    large = Pictures(paths)
+    assert large[0] is not large[0]
+    assert torch.equal(large[0], kept[0])
 
 
 def test_a_broken_picture_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import pickle
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd tensor kinds, which are refused below in our own words
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
@@ -138,6 +140,8 @@ def _unwrap(path: Path, content: Any) -> tuple[dict[str, Tensor], dict[str, str]
             or not isinstance(value, Tensor)
             or value.layout != torch.strided
             or value.is_quantized
+            or value.is_meta
+            or value.is_complex()
         ):
             at = f"'{wrapper}' of {path}" if wrapper else str(path)
             top = "" if wrapper else f"; at the top it has {', '.join(map(repr, list(content)[:6])):.200}"

@@ -10,12 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from mae_bench.checkpoints.files import METADATA, SYNTHETIC
 from mae_bench.checkpoints.layouts import FORMAT
 from mae_bench.encoders.vit import Encoder, random_encoder
+from mae_bench.errors import UserError
 from mae_bench.schema import Backbone
 
 if TYPE_CHECKING:
@@ -26,10 +28,13 @@ if TYPE_CHECKING:
 def _atomic(path: Path) -> Iterator[Path]:
     """A place beside ``path`` to write to; it takes the name ``path`` once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
-        part = Path(folder) / "part"
-        yield part
-        part.replace(path)
+    try:
+        with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+            part = Path(folder) / "part"
+            yield part
+            part.replace(path)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for a full disk
+        raise UserError(f"cannot write {path}: {str(error)[:200]}; free space or choose another --out") from error
 
 
 def save_model(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -144,6 +144,9 @@ def _annotations(
     """Objects, crowd regions, images without an object, and polygons with fewer than three points."""
     entries = content["annotations"]
     _unique_ids(entries, "annotation", file)
+    # COCO's evaluation takes an id below 1 for 'no match': an object that was found would count as missed.
+    if any(entry["id"] < 1 for entry in entries):
+        raise UserError(f"{file}: an annotation has an id below 1; number annotations from 1, as COCO does")
     crowds = short = 0
     with_objects: set[int] = set()
     largest = 0.0

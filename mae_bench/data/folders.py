@@ -6,6 +6,7 @@ Only the directory tree is read, so that opening ImageNet takes seconds.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from mae_bench.data.dataset import SPLITS, Contents, Split, SplitName, fingerprint, locate, missing
@@ -33,6 +34,8 @@ def scan(folder: Path, prefix: str) -> tuple[list[tuple[str, int]], list[str]]:
                 if entry.is_dir():
                     folders.append(entry.name)
                 elif is_picture(entry.name):
+                    if not stat.S_ISREG(entry.stat().st_mode):
+                        raise UserError(f"{entry.path} is no regular file; remove it")
                     files.append((f"{prefix}/{entry.name}", entry.stat().st_size))
     except OSError as error:
         raise UserError(f"cannot read {error.filename or folder}: {error.strerror} (a broken link?)") from error

@@ -140,6 +140,8 @@ def training_examples(split: Annotated, values: DetectionValues, job: Job) -> Ex
             ],
             image_format="RGB",
             use_instance_mask=True,
+            # As in ViTDet's loader: a box cut by the crop becomes the tight box of what is left of its mask.
+            recompute_boxes=True,
             instance_mask_format="bitmask" if split.has_run_lengths else "polygon",
         ),
     )

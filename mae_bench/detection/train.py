@@ -30,7 +30,7 @@ from mae_bench.engine.averaging import WeightAverage
 from mae_bench.engine.job import Job
 from mae_bench.engine.optim import build_optimizer, parameter_groups
 from mae_bench.engine.plan import Plan
-from mae_bench.engine.precision import effective_precision
+from mae_bench.engine.precision import NonFiniteLossError, check_parameters, check_scale, effective_precision
 from mae_bench.engine.progress import Progress
 from mae_bench.engine.samplers import SeededDataset, StepSampler
 from mae_bench.engine.schedules import apply_lr, lr_at
@@ -157,6 +157,7 @@ class Training(HookBase):
             trainer.load_state_dict(state["trainer"])
             self.curve, self.evaluations = state["curve"], state["evaluations"]
             self.loss_sum, self.loss_count = state["loss"]
+        del state  # as large as model and optimiser together
         with self.progress:
             trainer.train(start, self.plan.steps)
             last = self._evaluate(self.plan.steps)
@@ -196,6 +197,10 @@ class Training(HookBase):
     def after_step(self) -> None:
         step, lr = self.trainer.iter + 1, lr_at(self.trainer.iter, self.values, self.plan)
         self.average.update()
+        try:
+            check_scale(self.scaler)
+        except NonFiniteLossError as error:
+            raise UserError(f"the loss is {error} at step {step}; use --set precision=bf16 or fp32") from error
         total = distributed.sum_over_processes(torch.tensor([self.loss.total], dtype=torch.float64))
         self.loss_sum += total.item() / self.plan.world_size
         self.loss_count += 1
@@ -219,6 +224,7 @@ class Training(HookBase):
         }
 
     def _evaluate(self, step: int) -> Evaluation:
+        check_parameters(self.model, step)
         with self.average.applied():
             evaluation = self.evaluate(self.model)
         self.evaluations.append({"step": step, **evaluation.metrics})

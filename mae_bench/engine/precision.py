@@ -11,6 +11,7 @@ from mmengine.optim import OptimWrapper
 from torch import nn
 
 from mae_bench.engine.job import Job
+from mae_bench.errors import UserError
 from mae_bench.schema import Optimisation
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -32,6 +33,33 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Context for forward passes, the same in training and evaluation."""
     enabled = device.type == "cuda" and precision != "fp32"
     return torch.autocast(device.type, dtype=_TYPES[precision] if enabled else torch.bfloat16, enabled=enabled)
+
+
+SMALLEST_SCALE = 2.0**-10  # a healthy fp16 run stays far above 1
+
+
+def check_scale(scaler: torch.amp.GradScaler) -> None:
+    """Stop a run whose fp16 gradients overflow at every scale: the scaler would skip each step, for ever and silently.
+
+    Raises:
+        NonFiniteLossError: the scale has been halved below any use.
+    """
+    if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
+        raise NonFiniteLossError("finite, but its fp16 gradients overflow at every scale")
+
+
+def check_parameters(model: nn.Module, step: int) -> None:
+    """Refuse to evaluate weights that are not finite: metrics of nothing look like a bad model, not like a fault.
+
+    Raises:
+        UserError: names the first such parameter.
+    """
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise UserError(
+                f"after step {step} the weights of {name} are not finite; lower base_lr, set clip_grad, or use "
+                "--set precision=bf16 or fp32"
+            )
 
 
 class StepWrapper(OptimWrapper):
@@ -68,3 +96,4 @@ class StepWrapper(OptimWrapper):
             self._clip_grad()
         self.scaler.step(self.optimizer, **options)
         self.scaler.update()
+        check_scale(self.scaler)

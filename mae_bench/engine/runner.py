@@ -27,7 +27,7 @@ from mae_bench.engine.averaging import WeightAverage
 from mae_bench.engine.job import Job
 from mae_bench.engine.logs import mm_logs
 from mae_bench.engine.plan import Plan
-from mae_bench.engine.precision import NonFiniteLossError, StepWrapper, effective_precision
+from mae_bench.engine.precision import NonFiniteLossError, StepWrapper, check_parameters, effective_precision
 from mae_bench.engine.progress import Progress
 from mae_bench.engine.samplers import Indexed, SeededDataset, StepSampler
 from mae_bench.engine.seeds import seed_step
@@ -86,7 +86,9 @@ class _Run:
             "pending_loss": total.tolist(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
         self.module.load_state_dict(state["model"])
         self.wrapper.optimizer.load_state_dict(state["optimizer"])
         self.wrapper.scaler.load_state_dict(state["scaler"])
@@ -195,6 +197,7 @@ class StepLoop(BaseLoop):
         if run.evaluate is None:
             return
         distributed.broadcast_buffers(run.module)
+        check_parameters(run.module, run.step)
         run.module.eval()
         with run.average.applied(), torch.no_grad():
             metrics = run.evaluate(run.module)
@@ -293,9 +296,8 @@ def fit(
             progress=progress,
             unit=unit,
         )
-        state = resume.load(job) if job.options.resume else None
-        if state is not None:
-            run.restore(state)
+        if job.options.resume:
+            run.restore(resume.load(job))  # kept by no name: it is as large as model and optimiser together
         loader = _loader(dataset, collate, run.sampler, job, device)
         _Runner(run, loader, _wrapped(model, device), name).train()
         run.average.keep()
@@ -328,7 +330,7 @@ def _summary(run: _Run, metric: str, precision: str, device: torch.device) -> Fi
     if run.evaluate is None:
         last = {"loss": run.curve[-1]["loss"]}
     if metric not in last:
-        raise KeyError(f"the evaluation returned {sorted(last)}, but the metric is '{metric}'")
+        raise UserError(f"the task's metric '{metric}' is none of what is measured: {', '.join(sorted(last))}")
     best = {}
     for key in last:
         seen = [evaluation[key] for evaluation in run.evaluations if key in evaluation] or [last[key]]

@@ -26,8 +26,8 @@ Sample = tuple[Tensor, Tensor]  # picture (3,H,W) uint8, mask noise (N,)
 
 
 class Pictures:
-    """A split's pictures as uint8 (3,H,W) tensors at their stored size. They are kept once decoded, until
-    ``CACHE_BYTES`` are spent: a small set is decoded once, a large one mostly anew."""
+    """A split's pictures as uint8 (3,H,W) tensors at their stored size. A set that fits into ``CACHE_BYTES``, judged
+    by its first picture, is kept once decoded; of a large one nothing is: a process would rarely meet it again."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = np.array([os.fsencode(path) for path in paths])  # one block that worker processes share
@@ -46,6 +46,8 @@ class Pictures:
             return kept
         # Channels last in memory, as decoded: torchvision resizes that up to twice as fast, to the same pixels.
         picture = torch.from_numpy(np.array(read_rgb(Path(self.path(index))))).permute(2, 0, 1)
+        if not self._kept and len(self) * picture.nbytes > CACHE_BYTES:
+            self._room = 0
         if picture.nbytes <= self._room:
             self._room -= picture.nbytes
             self._kept[index] = picture

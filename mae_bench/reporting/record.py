@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -123,6 +124,8 @@ class Record(Strict):
     @field_validator("created")
     @classmethod
     def _utc(cls, value: str) -> str:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", value, re.ASCII):
+            raise ValueError("expected a time in UTC, such as 2026-01-31T12:00:00+00:00")
         if datetime.fromisoformat(value).utcoffset() != timedelta(0):
             raise ValueError("expected a time in UTC, such as 2026-01-31T12:00:00+00:00")
         return value

@@ -68,6 +68,8 @@ def _record_files(folder: Path) -> Iterator[Path]:
         folders.sort()
         for name in sorted(files):
             path = Path(parent, name)
+            if not path.is_file():
+                continue  # a pipe or socket would never answer
             if name == "record.json" or (name.endswith(".json") and _begins_like_a_record(path)):
                 yield path
 

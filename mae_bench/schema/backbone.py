@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mae_bench.schema.base import Init, Size, Strict
+from mae_bench.schema.base import NAME, Init, Size, Strict
 
 Triple = Annotated[list[float], Field(min_length=3, max_length=3)]
 
@@ -84,7 +84,7 @@ Weights = Annotated[NoWeights | FileWeights | MadeWeights, Field(discriminator="
 class Backbone(Strict):
     """A backbone recipe file, ``backbones/<family>/<name>.toml``."""
 
-    name: str
+    name: str = Field(pattern=NAME)
     size: Size
     init: Init
     summary: str

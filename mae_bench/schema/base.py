@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+NAME = r"^\w[\w.+-]*$"  # of a recipe: it names folders and files
 Size = Literal["t", "b", "l", "h"]
 Init = Literal["mae", "supervised", "scratch"]
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mae_bench.schema.base import Init, Size, Strict
+from mae_bench.schema.base import NAME, Init, Size, Strict
 
 
 class DataSpec(Strict):
@@ -66,7 +66,7 @@ class Refusal(Strict):
 class Task(Strict):
     """A task recipe file, ``tasks/<name>/task.toml``."""
 
-    name: str
+    name: str = Field(pattern=NAME)
     engine: Literal["classification", "detection", "segmentation", "pretraining"]
     protocol: str = Field(pattern=r"^[a-z0-9.-]+@[0-9]+$")  # a bump of @N is another column in every table
     metric: str  # primary metric, as named in the record

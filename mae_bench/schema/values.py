@@ -14,6 +14,13 @@ from mae_bench.schema.optimisation import Optimisation
 Range = tuple[float, float]
 
 
+def check_crop_scale(scale: Range) -> None:
+    """Raises ValueError unless ``scale`` is a range of area fractions."""
+    low, high = scale
+    if not 0 < low <= high <= 1:
+        raise ValueError(f"crop_scale [{low}, {high}] is not a range of area fractions between 0 and 1")
+
+
 class ClassificationValues(Optimisation):
     """Linear probe, fine-tuning and supervised training on class folders."""
 
@@ -31,7 +38,12 @@ class ClassificationValues(Optimisation):
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
     erasing: float = Field(0.0, ge=0, le=1)
-    eval_crop: float = Field(0.875, gt=0, le=1)  # image_size / resized shorter side, bicubic, then centre crop
+    eval_crop: float = Field(0.875, ge=0.05, le=1)  # image_size / resized shorter side, bicubic, then centre crop
+
+    @model_validator(mode="after")
+    def _can_crop(self) -> ClassificationValues:
+        check_crop_scale(self.crop_scale)
+        return self
 
 
 class DetectionValues(Optimisation):
@@ -93,9 +105,7 @@ class PretrainingValues(Optimisation):
             raise ValueError(
                 f"decoder_width {self.decoder_width} is not a multiple of decoder_heads {self.decoder_heads} and of 4"
             )
-        low, high = self.crop_scale
-        if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_scale [{low}, {high}] is not a range of area fractions between 0 and 1")
+        check_crop_scale(self.crop_scale)
         return self
 
 

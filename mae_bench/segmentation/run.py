@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import cv2
 from mmengine.dataset import pseudo_collate
 
 from mae_bench.checkpoints.load import build_encoder, load_model, save_model
@@ -31,6 +32,7 @@ MODEL_FILE = "model.safetensors"
 def run(job: Job) -> Outcome:
     """Train and evaluate, or, with ``eval_only``, evaluate the trained model in ``options.weights``."""
     values: SegmentationValues = job.task.values
+    cv2.setNumThreads(0)  # inherited by data loading processes, each of which would otherwise use every core
     check_values(values, job.backbone.architecture, len(job.dataset.classes))
     zero_is_other = job.task.task.data.zero_is_other
     pairs = job.dataset.masks("val")
