@@ -73,6 +73,16 @@ def test_reading_recipes_loads_no_heavy_library(command: list[str]) -> None:
         (["pretrain", "--backbone", "vit_b_mae"], "imagenet_pretrain"),
         (["show", "no/such.toml"], "no/such.toml"),
         (["table", "--records", "/nowhere"], "/nowhere"),
+        (["table", "--out", "x.json"], "name it .md or .csv"),
+        (["promote", "."], "no records"),
+        (["show", "vit_t_mae", "--set", "epochs=1"], "is a backbone"),
+        (["doctor", "--install", "detectron2", "--task", "coco"], "give one"),
+        (["show", "tiny_linear", "--set", "crop_scale=[1.0, 0.5]"], "area fractions"),
+        (["show", "tiny_linear", "--set", "batch=" + "9" * 5000], "beyond reason"),
+        (["show", "tiny_linear", "--set", "batch=" + "[" * 5000], "beyond reason"),
+        (["run", "--task", "tiny_linear", "--backbone", "vit_t_mae", "--seeds", "-1"], "seeds are whole numbers"),
+        (["pretrain", "--backbone", "vit_t_mae", "--smoke", "--weights", "x"], "leave out --weights"),
+        (["show", "a/" + "b" * 5000 + ".toml"], "File name too long"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -85,6 +95,24 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("mae_bench: ")
     assert list(tmp_path.rglob("record*")) == []  # nothing half-written
+
+
+def test_a_full_disk_and_a_poor_terminal_are_no_tracebacks() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mae_bench", "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("mae_bench: output: No space left on device")
+
+
+def test_a_folder_of_recipes_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, expected in (("/nowhere", "no folder"), ("~no-such-user/x", "no such user's home")):
+        monkeypatch.setenv("MAE_BENCH_PATH", folder)
+        assert cli.main(["list"]) == 2
+        assert expected in capsys.readouterr().err
 
 
 def test_missing_weights_name_the_file_the_place_and_the_command(

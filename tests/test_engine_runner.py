@@ -190,7 +190,7 @@ def test_without_an_evaluation_the_loss_is_the_metric(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_is_not_measured_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="metric .sum. is none of what is measured"):
+    with pytest.raises(UserError, match=r"metric .sum. is none of what is measured"):
         train(make_job(tmp_path, make_values()), evaluate=lambda model: {"top1": 1.0})
 
 
