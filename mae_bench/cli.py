@@ -271,9 +271,7 @@ def _table(args: argparse.Namespace) -> int:
         if not path.exists():
             raise UserError(f"--records {path}: no such file or folder")
     if args.out is not None and args.out.suffix == ".json":
-        raise UserError(
-            f"--out {args.out}: .json files are records; a table is Markdown or CSV, name it .md or .csv"
-        )
+        raise UserError(f"--out {args.out}: .json files are records; a table is Markdown or CSV, name it .md or .csv")
     text = api.table(args.records, form=args.format, layout=args.layout, compare=args.compare)
     if args.out is None:
         print(text, end="")

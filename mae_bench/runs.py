@@ -107,9 +107,7 @@ def pretrain(
         return [Run(read_record(folder / RECORD_FILE), folder)]
     resolved = resolve_task(task or str(maker), recipe, settings)
     if resolved.task.engine != "pretraining" and resolved.task.name != maker:
-        raise UserError(
-            f"task '{resolved.task.name}' pre-trains nothing; use `run`, not `pretrain`"
-        )
+        raise UserError(f"task '{resolved.task.name}' pre-trains nothing; use `run`, not `pretrain`")
     if options.weights is not None:
         raise UserError("pretrain starts from random weights: leave out --weights")
     _check_options(resolved, options, seeds)
