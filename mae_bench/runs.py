@@ -17,7 +17,7 @@ from typing import Any
 from mae_bench import doctor, provenance, weights
 from mae_bench.engine.job import Job, Options, Outcome, Pipeline
 from mae_bench.errors import UserError
-from mae_bench.recipes import ResolvedTask, digest, load_backbone, load_task, resolve_task
+from mae_bench.recipes import ResolvedTask, digest, load_backbone, resolve_task
 from mae_bench.reporting.record import (
     DataUsed,
     Git,
@@ -93,23 +93,19 @@ def pretrain(
     """
     recipe = _runnable(load_backbone(backbone))
     options = options or Options()
+    if options.weights is not None:
+        raise UserError("pretrain starts from random weights: leave out --weights")
     settings = list(settings)
     maker = recipe.weights.task if isinstance(recipe.weights, MadeWeights) else None
     if task is None and maker is None:
         raise UserError(f"'{backbone}' does not say which task pre-trains it; give one, e.g. --task imagenet_pretrain")
     as_declared = task in (None, maker) and not settings and tuple(seeds) == (0,)
     if as_declared and options.data is None and not options.smoke:
-        doctor.require(load_task(str(maker)))
-        from mae_bench.engine import distributed
-
-        distributed.init(options)
         folder = _make_weights(recipe, options).parent
         return [Run(read_record(folder / RECORD_FILE), folder)]
     resolved = resolve_task(task or str(maker), recipe, settings)
     if resolved.task.engine != "pretraining" and resolved.task.name != maker:
         raise UserError(f"task '{resolved.task.name}' pre-trains nothing; use `run`, not `pretrain`")
-    if options.weights is not None:
-        raise UserError("pretrain starts from random weights: leave out --weights")
     _check_options(resolved, options, seeds)
     return [_run_seed(resolved, _untrained(recipe), seed, options) for seed in seeds]
 
@@ -229,6 +225,7 @@ def _make_weights(backbone: Backbone, options: Options) -> Path:
     from mae_bench.data import open_dataset
     from mae_bench.engine import distributed
 
+    distributed.init(options)
     untrained = _untrained(backbone)
     dataset = open_dataset(task.task.data, None)
     key = digest([_recipe(task, untrained), dataset.fingerprint])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,12 +27,6 @@ class Source:
     sha256: str = ""
 
 
-def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def find(backbone: Backbone, options: Options, make: Callable[[Backbone], Path]) -> Source:
     """The encoder file that ``backbone`` starts from under ``options``.
 
@@ -47,10 +40,12 @@ def find(backbone: Backbone, options: Options, make: Callable[[Backbone], Path])
         file = make(backbone)
     if kind == "synthetic":
         file = _synthetic(backbone)
+    from mae_bench.checkpoints.files import file_hash
+
     assert file is not None
     if not options.smoke and not options.eval_only:
         _refuse_synthetic(file)
-    return Source(kind, file, file_sha256(file))
+    return Source(kind, file, file_hash(file))
 
 
 def _refuse_synthetic(file: Path) -> None:

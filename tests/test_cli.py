@@ -82,6 +82,7 @@ def test_reading_recipes_loads_no_heavy_library(command: list[str]) -> None:
         (["show", "tiny_linear", "--set", "batch=" + "[" * 5000], "beyond reason"),
         (["run", "--task", "tiny_linear", "--backbone", "vit_t_mae", "--seeds", "-1"], "seeds are whole numbers"),
         (["pretrain", "--backbone", "vit_t_mae", "--smoke", "--weights", "x"], "leave out --weights"),
+        (["pretrain", "--backbone", "vit_t_mae", "--weights", "x"], "leave out --weights"),
         (["show", "a/" + "b" * 5000 + ".toml"], "File name too long"),
     ],
 )
