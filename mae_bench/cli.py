@@ -102,6 +102,22 @@ def _parser() -> argparse.ArgumentParser:
     pretrain.add_argument("--task", help="the pre-training task; default: the one the backbone's recipe names")
     _add_run_options(pretrain)
 
+    fetch = add("fetch", _fetch, "bring the weights of backbones: resumable, hashed, into the weights folder")
+    fetch.add_argument("backbones", nargs="+", metavar="BACKBONE")
+    fetch.add_argument("--quiet", action="store_true", help="no progress display")
+
+    inspect = add("inspect", _inspect, "say what a weight file holds, and whether it is what a backbone means")
+    inspect.add_argument("file", type=Path)
+    inspect.add_argument("--as", dest="backbone", metavar="BACKBONE", help="load it as this backbone, key by key")
+    inspect.add_argument("--prove", action="store_true", help="compare features with the original implementation")
+    inspect.add_argument("--json", action="store_true", help="everything as JSON")
+
+    export = add("export", _export, "write an encoder in the layout of FAIR, timm or Hugging Face")
+    export.add_argument("file", type=Path, help="a weight file of the backbone, e.g. a run's encoder.safetensors")
+    export.add_argument("--backbone", required=True)
+    export.add_argument("--to", required=True, choices=["fair", "timm", "hf"])
+    export.add_argument("--out", required=True, type=Path, help="a new folder")
+
     table = add("table", _table, "make the comparison table from records, beside the published numbers")
     table.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
     table.add_argument("--format", choices=["markdown", "csv"], default="markdown")
@@ -262,6 +278,34 @@ def _print_runs(finished: list[Run]) -> None:
             print(f"  note: {note}")
         print(f"  record: {one.record_file}")
     distributed.shutdown()
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from mae_bench import fetch, recipes
+
+    backbones = [recipes.load_backbone(name) for name in args.backbones]  # a misspelt one stops before any download
+    for backbone in backbones:
+        print(fetch.fetch(backbone, quiet=args.quiet))
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from mae_bench import recipes
+    from mae_bench.checkpoints import inspection
+
+    backbone = recipes.load_backbone(args.backbone) if args.backbone else None
+    found = inspection.inspect(args.file, backbone, prove=args.prove)
+    print(json.dumps(found.as_dict(), indent=2) if args.json else found.text())
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from mae_bench import recipes
+    from mae_bench.checkpoints import export
+
+    for path in export.export(args.file, recipes.load_backbone(args.backbone), args.to, args.out):
+        print(path)
+    return 0
 
 
 def _table(args: argparse.Namespace) -> int:

@@ -277,7 +277,13 @@ def _recipe(task: ResolvedTask, backbone: Backbone) -> dict[str, Any]:
     Paths, workers and the device are options and never part of it; words about a backbone (summary, licence, address)
     are left out, so that correcting them does not make old results stale.
     """
-    words: Any = {"summary": True, "refused": True, "weights": {"url", "licence", "source"}}
+    words: Any = {
+        "summary": True,
+        "refused": True,
+        "fingerprint": True,
+        "published": True,
+        "weights": {"url", "licence", "source"},
+    }
     return {
         "task": task.task.name,
         "protocol": task.task.protocol,

@@ -18,7 +18,7 @@ ARCHITECTURE = Architecture(patch=4, width=24, depth=2, heads=3, image_size=20)
 INPUT = Input(mean=[0.5] * 3, std=[0.25] * 3)
 
 
-def backbone(kind: Literal["fair_mae", "deit", "made", "none"] = "fair_mae", **changes: Any) -> Backbone:
+def backbone(kind: Literal["fair_mae", "vit_classifier", "made", "none"] = "fair_mae", **changes: Any) -> Backbone:
     """A small recipe. ``changes`` go to its weights."""
     if kind == "none":
         weights: Any = NoWeights(kind="none")
@@ -37,7 +37,7 @@ def backbone(kind: Literal["fair_mae", "deit", "made", "none"] = "fair_mae", **c
             "source": "test",
         }
         weights = FileWeights(**(stated | changes))
-    positions: Any = "learned" if kind == "deit" else "sincos"
+    positions: Any = "learned" if kind == "vit_classifier" else "sincos"
     architecture = ARCHITECTURE.model_copy(update={"positions": positions})
     return Backbone(
         name=f"small_{kind}", size="t", init="mae", summary="", architecture=architecture, input=INPUT, weights=weights

@@ -137,7 +137,7 @@ def put(**tensors: torch.Tensor) -> Make:
     return edited(lambda state: state.update({key.replace("__", "."): value for key, value in tensors.items()}))
 
 
-MAE, DEIT, MADE = backbone(), backbone("deit"), backbone("made")
+MAE, DEIT, MADE = backbone(), backbone("vit_classifier"), backbone("made")
 SIZE = r"a ViT, patch 4 \(width 24, depth 2, 26 positions\)"
 TABLE: dict[str, tuple[Make, Backbone, str]] = {
     # contents that are not the recipe's

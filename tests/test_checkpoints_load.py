@@ -67,7 +67,7 @@ def bare_safetensors(folder: Path) -> tuple[Path, Backbone, str, set[str]]:
 
 def deit(folder: Path) -> tuple[Path, Backbone, str, set[str]]:
     path = save_pth(folder / "g.pth", timm_state(fixed_positions=False, classes=10))
-    return path, backbone("deit"), "DeiT", {"head.weight", "head.bias"}
+    return path, backbone("vit_classifier"), "DeiT", {"head.weight", "head.bias"}
 
 
 LAYOUTS: list[Callable[[Path], tuple[Path, Backbone, str, set[str]]]] = [
@@ -200,7 +200,7 @@ def test_scratch_and_weights_are_never_mixed(tmp_path: Path) -> None:
         build_encoder(backbone("none"), path, seed=0)
 
 
-@pytest.mark.parametrize("kind", ["fair_mae", "deit", "made"])
+@pytest.mark.parametrize("kind", ["fair_mae", "vit_classifier", "made"])
 def test_synthetic_files_go_through_the_loader_and_are_marked(kind: Any, tmp_path: Path) -> None:
     recipe = backbone(kind, **({} if kind == "made" else {"sha256": "0" * 64}))
     path = tmp_path / "meant.pth"  # the name that the recipe gives

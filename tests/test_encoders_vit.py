@@ -55,7 +55,7 @@ def test_maps_are_raw_block_outputs_in_the_order_of_the_taps() -> None:
     encoder = small()
     images = torch.randn(1, 3, 20, 20)
     last, first = encoder.maps(images, [2, 0])
-    tokens = encoder.blocks[0](encoder.with_class_token(encoder.embed(images)))
+    tokens = encoder.blocks[0](encoder.with_prefix(encoder.embed(images)))
     torch.testing.assert_close(first, tokens[:, 1:].transpose(1, 2).reshape(1, 24, 5, 5))
     normed = encoder.norm(last.flatten(2).transpose(1, 2))
     torch.testing.assert_close(normed, encoder.tokens(images)[:, 1:])
@@ -64,7 +64,7 @@ def test_maps_are_raw_block_outputs_in_the_order_of_the_taps() -> None:
 def test_a_subset_of_tokens_runs_through_the_blocks() -> None:
     """What MAE does with visible patches; without relative positions, no grid is needed."""
     encoder = small()
-    tokens = encoder.with_class_token(encoder.embed(torch.randn(2, 3, 20, 20))[:, ::3])
+    tokens = encoder.with_prefix(encoder.embed(torch.randn(2, 3, 20, 20))[:, ::3])
     assert encoder.encode(tokens).shape == (2, 10, 24)
 
 

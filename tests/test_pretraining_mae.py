@@ -146,7 +146,7 @@ def test_only_visible_patches_are_embedded_and_to_the_same_tokens() -> None:
     masking, visible, _ = model.split(images, noise)
     encoder = model.encoder
     embedded = masking.shuffled(encoder.embed(images))[:, : masking.keep]
-    plain = encoder.encode(encoder.with_class_token(embedded))
+    plain = encoder.encode(encoder.with_prefix(embedded))
     torch.testing.assert_close(model.encode(visible, masking), plain, rtol=0, atol=1e-5)
 
 

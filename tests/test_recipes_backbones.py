@@ -61,7 +61,7 @@ def test_deit_weights() -> None:
     weights = load_backbone("vit_b_supervised").weights
     assert isinstance(weights, FileWeights)
     assert weights.file == "deit_base_patch16_224-b5f2ef4d.pth"
-    assert (weights.sha256, weights.layout, weights.licence) == ("b5f2ef4d", "deit", "Apache-2.0")
+    assert (weights.sha256, weights.layout, weights.licence) == ("b5f2ef4d", "vit_classifier", "Apache-2.0")
 
 
 @pytest.mark.parametrize("size", "tblh")

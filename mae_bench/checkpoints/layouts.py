@@ -18,14 +18,14 @@ from torch import Tensor
 from mae_bench.encoders.positions import sincos_table
 from mae_bench.errors import UserError
 
-Layout = Literal["mae_bench", "fair_mae", "fair_mae_finetuned", "deit", "plain"]
+Layout = Literal["mae_bench", "fair_mae", "fair_mae_finetuned", "vit_classifier", "vit"]
 
 NAMES: dict[Layout, str] = {
     "mae_bench": "a mae_bench encoder",
     "fair_mae": "a FAIR MAE pre-trained encoder (plain ViT keys, fixed sin-cos positions)",
     "fair_mae_finetuned": "a FAIR MAE fine-tuned classifier (fc_norm.*, head.*, no norm.*)",
-    "deit": "a DeiT classifier (plain ViT keys and head.*)",
-    "plain": "a ViT without head whose positions are not MAE's sin-cos table",
+    "vit_classifier": "a DeiT classifier (plain ViT keys and head.*)",
+    "vit": "a ViT without head whose positions are not MAE's sin-cos table",
 }
 FORMAT = "mae_bench encoder"  # metadata `format` of our own files
 
@@ -90,7 +90,7 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
             return Found("fair_mae_finetuned", "FAIR MAE fine-tuned", prefix, encoder, unused)
     elif others and all(HEAD_KEY.fullmatch(key) for key in others):
         unused = dict.fromkeys((prefix + key for key in others), "classifier of the pre-training labels")
-        return Found("deit", "DeiT", prefix, encoder, unused)
+        return Found("vit_classifier", "DeiT", prefix, encoder, unused)
     elif not others:
         return Found(_positions(encoder), "FAIR MAE encoder", prefix, encoder)
     raise _unknown(path, others)
@@ -99,7 +99,7 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 def _positions(encoder: Mapping[str, Tensor]) -> Layout:
     """MAE's table is fixed, so its values tell a MAE file from another ViT with the same names."""
     table = encoder.get("pos_embed")
-    return "fair_mae" if table is not None and table_order(table) == "mae" else "plain"
+    return "fair_mae" if table is not None and table_order(table) == "mae" else "vit"
 
 
 def table_order(table: Tensor) -> Literal["mae", "exchanged", "other"]:

@@ -138,7 +138,7 @@ def _check_layout(file: Path, found: Found, backbone: Backbone) -> None:
         )
     if found.layout in (meant, "mae_bench"):
         return
-    order = table_order(found.encoder["pos_embed"]) if found.layout == "plain" and "pos_embed" in found.encoder else ""
+    order = table_order(found.encoder["pos_embed"]) if found.layout == "vit" and "pos_embed" in found.encoder else ""
     axes = " (they are that table with rows and columns exchanged, as in MoCo v3 and mmpretrain)"
     raise UserError(
         f"{file} is {NAMES[found.layout]}{axes if order == 'exchanged' else ''}; "

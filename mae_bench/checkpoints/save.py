@@ -69,7 +69,7 @@ def write_synthetic(path: Path, backbone: Backbone, seed: int) -> None:
         save_encoder(path, encoder, {SYNTHETIC: "true"})
         return
     state = dict(encoder.state_dict())
-    if weights.layout == "deit":
+    if weights.layout == "vit_classifier":
         generator = torch.Generator().manual_seed(seed + 1)
         state["head.weight"] = torch.empty(1000, encoder.width).normal_(std=0.02, generator=generator)
         state["head.bias"] = torch.zeros(1000)

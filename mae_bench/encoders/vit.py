@@ -2,16 +2,18 @@
 
 Sources: Dosovitskiy et al. (arXiv 2010.11929) for the architecture, He et al. (arXiv 2111.06377) and
 facebookresearch/mae ``models_mae.py`` for positions and initialisation, Li et al. (arXiv 2203.16527) for windows and
-decomposed relative positions, Bao et al. (arXiv 2106.08254) for relative position bias and layer scale.
+decomposed relative positions, Bao et al. (arXiv 2106.08254) for relative position bias and layer scale, Darcet et al.
+(arXiv 2309.16588) for registers, Oquab et al. (arXiv 2304.07193) for SwiGLU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 import torch
+from timm.layers import Mlp, SwiGLUPacked
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, nn
 
@@ -20,6 +22,9 @@ from mae_bench.encoders.patches import PatchEmbed
 from mae_bench.encoders.positions import Grid, resize, sincos_table
 from mae_bench.errors import UserError
 from mae_bench.schema import Architecture
+
+ARCHITECTURE_GAMMA = 0.1  # initial layer scale of an architecture that has it (BEiT-B's); files bring their own
+REL_POS_TABLES = (".rel_pos_h", ".rel_pos_w", ".relative_position_bias_table")
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -44,14 +49,18 @@ class Block(TimmBlock):
     def __init__(
         self, architecture: Architecture, drop_path: float, window: int, rel_pos: RelPos, span: Grid, layer_scale: float
     ) -> None:
+        swiglu = architecture.mlp == "swiglu"
+        hidden = round(architecture.width * architecture.mlp_ratio)
         super().__init__(
             architecture.width,
             architecture.heads,
-            mlp_ratio=architecture.mlp_ratio,
+            # timm truncates width * ratio, and counts gate and value of a SwiGLU together
+            mlp_ratio=(2 * hidden if swiglu else hidden) / architecture.width + 1e-9,
             qkv_bias=True,
             init_values=layer_scale or None,
             drop_path=drop_path,
             norm_layer=partial(nn.LayerNorm, eps=architecture.norm_eps),
+            mlp_layer=SwiGLUPacked if swiglu else Mlp,
         )
         self.window = window
         self.attn = Attention(architecture.width, architecture.heads, rel_pos, (window, window) if window else span)
@@ -71,14 +80,19 @@ class Block(TimmBlock):
 
 
 class Encoder(nn.Module):
-    """A plain ViT. Images are (B,3,H,W), normalised; tokens (B,[1+]N,D), class token first; maps (B,D,H/P,W/P).
+    """A ViT. Images are (B,3,H,W), normalised; tokens (B,[prefix+]N,D), class token and registers first; maps
+    (B,D,H/P,W/P).
 
     The constructor leaves PyTorch's default values in place: use ``random_encoder``, or
     ``checkpoints.load.build_encoder``, which does that or loads a file.
 
+    The architecture's own features are always built. The options adapt it to a task:
+
     ``grid`` is the (rows, columns) that the position table is made for; other inputs get the table resized in the
     forward pass. ``rel_pos_grid`` (default: ``grid``) is the one that the relative position tables of global blocks
     are made for. ``window`` > 0 restricts the blocks not in ``global_blocks`` to windows of that many patches.
+    ``class_token=False`` leaves out the registers too, ``final_norm=False`` the norm of the tokens and of the pooled
+    vector alike. ``rel_pos`` and ``layer_scale`` add what the architecture lacks, with constant initial values.
     ``drop_path`` grows linearly from 0 to the given rate at the last block.
     """
 
@@ -99,17 +113,24 @@ class Encoder(nn.Module):
         frozen_positions: bool = False,
     ) -> None:
         super().__init__()
+        class_token = class_token and architecture.class_token
+        rel_pos = _rel_pos(architecture, rel_pos)
         _check_options(architecture.depth, class_token, window, global_blocks, rel_pos)
         self.architecture = architecture
         self.width, self.depth, self.heads = architecture.width, architecture.depth, architecture.heads
         self.patch = patch or architecture.patch
         self.grid: Grid = grid or (architecture.grid, architecture.grid)
-        self.prefix = int(class_token)  # tokens before the patch tokens
-        self.layer_scale = layer_scale
+        self.layer_scale = ARCHITECTURE_GAMMA if architecture.layer_scale else layer_scale
+        registers = architecture.registers if class_token else 0
+        self.prefix = int(class_token) + registers  # tokens before the patch tokens
+        self.position_prefix = int(class_token and architecture.class_position)  # rows of the table before the grid's
         if class_token:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, self.width))
-        positions = self.prefix + self.grid[0] * self.grid[1]
-        self.pos_embed = nn.Parameter(torch.zeros(1, positions, self.width), requires_grad=not frozen_positions)
+        if registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, registers, self.width))
+        if architecture.positions != "none":
+            rows = self.position_prefix + self.grid[0] * self.grid[1]
+            self.pos_embed = nn.Parameter(torch.zeros(1, rows, self.width), requires_grad=not frozen_positions)
         self.patch_embed = PatchEmbed(self.patch, self.width)
         span = rel_pos_grid or self.grid
         self.blocks = nn.ModuleList(
@@ -119,30 +140,47 @@ class Encoder(nn.Module):
                 0 if number in global_blocks else window,
                 rel_pos,
                 span,
-                layer_scale,
+                self.layer_scale,
             )
             for number in range(self.depth)
         )
-        self.norm = nn.LayerNorm(self.width, eps=architecture.norm_eps) if final_norm else nn.Identity()
+
+        def norm(where: str) -> nn.Module:
+            wanted = final_norm and architecture.final_norm == where
+            return nn.LayerNorm(self.width, eps=architecture.norm_eps) if wanted else nn.Identity()
+
+        self.norm, self.fc_norm = norm("tokens"), norm("pooled")
 
     def grid_of(self, images: Tensor) -> Grid:
         """(H/P, W/P); a UserError where the images are not whole patches."""
         return self.patch_embed.grid(images)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Patch tokens with their positions, (B,N,D), without the class token."""
-        return self.patch_embed(images) + self.positions(self.grid_of(images))[:, self.prefix :]  # type: ignore[no-any-return]
+        """Patch tokens with their positions, (B,N,D), without the prefix tokens."""
+        tokens_BND: Tensor = self.patch_embed(images)
+        if self.architecture.positions == "none":
+            return tokens_BND
+        return tokens_BND + self.positions(self.grid_of(images))[:, self.position_prefix :]
 
     def positions(self, grid: Grid) -> Tensor:
         """The position table for a grid, (1,[1+]N,D); the stored one, unless the grid is another."""
-        return resize(self.pos_embed, self.grid, grid, self.prefix)
+        return resize(self.pos_embed, self.grid, grid, self.position_prefix, self.architecture.resize)
 
-    def with_class_token(self, tokens_BND: Tensor) -> Tensor:
-        """(B,N,D) -> (B,1+N,D): puts the class token, with its position, before the patch tokens."""
+    def with_prefix(self, tokens_BND: Tensor) -> Tensor:
+        """(B,N,D) -> (B,prefix+N,D): puts the class token, with its position if it has one, and the registers before
+        the patch tokens."""
         if not self.prefix:
             return tokens_BND
-        first_11D = self.cls_token + self.pos_embed[:, :1]
-        return torch.cat([first_11D.expand(len(tokens_BND), -1, -1), tokens_BND], dim=1)
+        prefix = [self.cls_token + self.pos_embed[:, :1] if self.position_prefix else self.cls_token]
+        if self.prefix > 1:
+            prefix.append(self.reg_token)
+        return torch.cat([*(token.expand(len(tokens_BND), -1, -1) for token in prefix), tokens_BND], dim=1)
+
+    def pooled(self, tokens_BND: Tensor, pool: Literal["cls", "mean"]) -> Tensor:
+        """Output of ``tokens`` -> (B,D): the class token, or the mean of the patch tokens, then the norm of the pooled
+        vector where the architecture has that one."""
+        pooled_BD = tokens_BND[:, 0] if pool == "cls" else tokens_BND[:, self.prefix :].mean(dim=1)
+        return self.fc_norm(pooled_BD)  # type: ignore[no-any-return]
 
     def encode(self, tokens_BND: Tensor, grid: Grid | None = None) -> Tensor:
         """All blocks and the final norm on tokens that already have positions, e.g. the visible ones of MAE."""
@@ -152,16 +190,16 @@ class Encoder(nn.Module):
         return normed_BND
 
     def tokens(self, images: Tensor) -> Tensor:
-        """(B,3,H,W) -> (B,[1+]N,D) after the final norm (raw where the encoder has none)."""
-        return self.encode(self.with_class_token(self.embed(images)), self.grid_of(images))
+        """(B,3,H,W) -> (B,[prefix+]N,D) after the norm of the tokens (raw where the encoder has none)."""
+        return self.encode(self.with_prefix(self.embed(images)), self.grid_of(images))
 
     forward = tokens
 
     def maps(self, images: Tensor, taps: Sequence[int]) -> list[Tensor]:
-        """Outputs of the blocks ``taps`` (0-based) as (B,D,H/P,W/P) maps, without the class token, not normed."""
+        """Outputs of the blocks ``taps`` (0-based) as (B,D,H/P,W/P) maps, without the prefix tokens, not normed."""
         if not taps or min(taps) < 0 or max(taps) >= self.depth:
             raise UserError(f"taps {list(taps)} must name blocks 0 to {self.depth - 1} of this encoder")
-        tokens_BND, (h, w) = self.with_class_token(self.embed(images)), self.grid_of(images)
+        tokens_BND, (h, w) = self.with_prefix(self.embed(images)), self.grid_of(images)
         outputs: dict[int, Tensor] = {}
         for number, block in enumerate(self.blocks[: max(taps) + 1]):
             tokens_BND = block(tokens_BND, (h, w))
@@ -171,34 +209,38 @@ class Encoder(nn.Module):
         return [outputs[tap] for tap in taps]
 
     def option_tensors(self) -> dict[str, float]:
-        """Name -> constant initial value of the tensors that options add to the plain ViT of any weight file."""
+        """Name -> constant initial value of the tensors that options add to the architecture of the weight file."""
         values: dict[str, float] = {}
         for name, _ in self.named_parameters():
-            if name.endswith((".rel_pos_h", ".rel_pos_w", ".relative_position_bias_table")):
+            if name.endswith(REL_POS_TABLES) and self.architecture.rel_pos == "none":
                 values[name] = 0.0
-            elif name.endswith(".gamma"):
+            elif name.endswith(".gamma") and not self.architecture.layer_scale:
                 values[name] = self.layer_scale
         return values
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """MAE's initialisation, a function of the seed alone: every Linear Xavier-uniform with zero bias, the patch
-        embedding Xavier on its flattened weight, the class token N(0, 0.02), LayerNorm 1 and 0; positions sin-cos or
-        N(0, 0.02) as the architecture declares; tables and layer scales as ``option_tensors``."""
+        embedding Xavier on its flattened weight, class token and registers N(0, 0.02), LayerNorm 1 and 0; positions
+        sin-cos or N(0, 0.02) as the architecture declares; relative position tables 0, layer scale constant."""
         generator = torch.Generator().manual_seed(seed)
         initialise_linears_and_norms(self, generator)
         nn.init.xavier_uniform_(self.patch_embed.proj.weight.view(self.width, -1), generator=generator)
         # FAIR leaves the convolution's bias at PyTorch's default, uniform within 1 / sqrt(fan in).
         bound = (3 * self.patch**2) ** -0.5
         nn.init.uniform_(self.get_parameter("patch_embed.proj.bias"), -bound, bound, generator=generator)
-        if self.prefix:
-            self.cls_token.normal_(std=0.02, generator=generator)
+        for name in ("cls_token", "reg_token"):
+            if hasattr(self, name):
+                self.get_parameter(name).normal_(std=0.02, generator=generator)
         if self.architecture.positions == "sincos":
-            self.pos_embed.copy_(sincos_table(self.width, self.grid, bool(self.prefix)))
-        else:
+            self.pos_embed.copy_(sincos_table(self.width, self.grid, bool(self.position_prefix)))
+        elif self.architecture.positions == "learned":
             nn.init.trunc_normal_(self.pos_embed, std=0.02, generator=generator)
-        for name, value in self.option_tensors().items():
-            self.get_parameter(name).fill_(value)
+        for name, parameter in self.named_parameters():
+            if name.endswith(REL_POS_TABLES):
+                parameter.zero_()
+            elif name.endswith(".gamma"):
+                parameter.fill_(self.layer_scale)
 
 
 def random_encoder(architecture: Architecture, seed: int, **options: Unpack[EncoderOptions]) -> Encoder:
@@ -221,6 +263,22 @@ def initialise_linears_and_norms(module: nn.Module, generator: torch.Generator) 
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
             nn.init.zeros_(part.bias)
+
+
+def _rel_pos(architecture: Architecture, option: RelPos) -> RelPos:
+    """The one kind of relative positions: the architecture's own, or what the task adds."""
+    own: RelPos = architecture.rel_pos
+    if "none" not in (own, option) and own != option:
+        raise UserError(
+            f"this backbone's relative positions ({own}) cannot be joined with those of the task ({option}); "
+            "choose a backbone without relative positions"
+        )
+    if own == "decomposed" and option == "none":
+        raise UserError(
+            "this backbone is a ViTDet encoder: without class token and final norm, in windows, with decomposed relative "
+            "positions. Only detection with rel_pos = true runs it; choose another backbone here"
+        )
+    return own if option == "none" else option
 
 
 def _check_options(depth: int, class_token: bool, window: int, global_blocks: Sequence[int], rel_pos: RelPos) -> None:

@@ -126,8 +126,8 @@ class MaskedAutoencoder(BaseModel):
         encoder = self.encoder
         proj = encoder.patch_embed.proj
         weight = proj.weight.permute(0, 2, 3, 1).flatten(1)  # columns in the pixel order of `patchify`
-        positions = encoder.pos_embed[0, encoder.prefix :][masking.shuffle[:, : masking.keep]]
-        return encoder.encode(encoder.with_class_token(F.linear(visible_BKP, weight, proj.bias) + positions))
+        positions = encoder.pos_embed[0, encoder.position_prefix :][masking.shuffle[:, : masking.keep]]
+        return encoder.encode(encoder.with_prefix(F.linear(visible_BKP, weight, proj.bias) + positions))
 
     def decode(self, tokens_BND: Tensor, masking: Masking) -> Tensor:
         """Encoder tokens (B,1+K,D) -> decoder tokens (B,1+N,D'), before the decoder's norm, in shuffled order."""

@@ -15,8 +15,8 @@ COLUMN = ["task", "protocol", "metric"]
 ROW = ["backbone", "given"]
 CELL = [*COLUMN, *ROW]
 ENGINES = ["classification", "detection", "segmentation"]
-SIZES = ["t", "b", "l", "h"]
-INITS = ["scratch", "supervised", "mae"]  # baselines first
+SIZES = ["t", "s", "b", "l", "h"]
+INITS = ["scratch", "supervised", "moco_v3", "dino", "beit", "beit_v2", "dinov2", "mae"]  # baselines first
 
 
 def select(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

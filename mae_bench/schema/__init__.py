@@ -1,6 +1,16 @@
 """Typed, strict models of everything that stands in a TOML recipe. Imports no torch."""
 
-from mae_bench.schema.backbone import Architecture, Backbone, FileWeights, Input, MadeWeights, NoWeights
+from mae_bench.schema.backbone import (
+    Architecture,
+    Backbone,
+    FileWeights,
+    Input,
+    Layout,
+    MadeWeights,
+    NoWeights,
+    PublishedUse,
+    Resize,
+)
 from mae_bench.schema.base import Init, Size, Strict
 from mae_bench.schema.optimisation import Optimisation
 from mae_bench.schema.task import DataSpec, Layer, Task
@@ -23,10 +33,13 @@ __all__ = [
     "Init",
     "Input",
     "Layer",
+    "Layout",
     "MadeWeights",
     "NoWeights",
     "Optimisation",
     "PretrainingValues",
+    "PublishedUse",
+    "Resize",
     "SegmentationValues",
     "Size",
     "Strict",

@@ -6,17 +6,23 @@ The idea of keeping what a weight file needs beside it (address, hash, mean and 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from mae_bench.schema.base import NAME, Init, Size, Strict
 
+# Conventions of interpolating a position table; `mae_bench.encoders.positions.RESIZE` says what each one does.
+Resize = Literal["fair", "timm", "dino", "dinov2", "dinov2_registers"]
 Triple = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
 class Architecture(Strict):
-    """Shape of a plain ViT encoder (Dosovitskiy et al., arXiv 2010.11929, Table 1)."""
+    """Shape of a ViT encoder (Dosovitskiy et al., arXiv 2010.11929, Table 1) and what published variants add to it.
+
+    Every field says what the *weight file* holds. What a task adds on top (windows, relative positions that start at
+    zero) is a value of the task.
+    """
 
     patch: int = Field(gt=0)
     width: int = Field(gt=0)
@@ -25,20 +31,54 @@ class Architecture(Strict):
     mlp_ratio: float = Field(4.0, gt=0)
     image_size: int = Field(gt=0)  # side in pixels at pre-training; the position table has (image_size / patch)^2 rows
     norm_eps: float = Field(1e-6, gt=0)
-    positions: Literal["sincos", "learned"] = "sincos"  # how the table is initialised; sincos is fixed in pre-training
+    # How the table is initialised; sincos is fixed in pre-training. none: no absolute positions (BEiT).
+    positions: Literal["sincos", "learned", "none"] = "sincos"
+
+    # Features of variants; left out of the dump where they are at their default (see `_dump`).
+    resize: Resize = "fair"  # how the position table goes to another grid (`mae_bench.encoders.positions.RESIZE`)
+    class_token: bool = True
+    class_position: bool = True  # the class token has a row in the position table (DeiT III: no)
+    registers: int = Field(0, ge=0)  # tokens after the class token, without positions (DINOv2: 4)
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    layer_scale: bool = False  # per-channel factor at the end of both branches of a block (BEiT, DeiT III, DINOv2)
+    # bias: BEiT's table per block; decomposed: ViTDet's two tables per block.
+    rel_pos: Literal["none", "bias", "decomposed"] = "none"
+    # tokens: a norm on every token; pooled: on the mean of the patch tokens (fine-tuned files); none: ViTDet, mmseg.
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
 
     @model_validator(mode="after")
-    def _divisible(self) -> Architecture:
+    def _fits(self) -> Architecture:
         if self.image_size % self.patch:
             raise ValueError(f"image_size {self.image_size} is not a multiple of patch {self.patch}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.rel_pos == "bias" and (self.registers or not self.class_token):
+            raise ValueError("rel_pos 'bias' is defined for a class token and no registers")
+        if self.rel_pos == "decomposed" and self.class_token:
+            raise ValueError("rel_pos 'decomposed' is defined without a class token: class_token = false")
+        if self.registers and not self.class_token:
+            raise ValueError("registers follow a class token, but class_token = false")
         return self
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Features at their default are left out: a new feature changes no hash of the recipes without it."""
+        defaults = {name: type(self).model_fields[name].default for name in FEATURES}
+        dumped: dict[str, Any] = handler(self)
+        return {key: value for key, value in dumped.items() if key not in defaults or value != defaults[key]}
 
     @property
     def grid(self) -> int:
         """Patches along one side at the pre-training size."""
         return self.image_size // self.patch
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is ViT's own architecture, without any variant's feature."""
+        return not self.model_dump().keys() & (FEATURES - {"resize"}) and self.positions != "none"
+
+
+FEATURES = frozenset(["resize", "class_token", "class_position", "registers", "mlp", "layer_scale", "rel_pos", "final_norm"])
 
 
 class Input(Strict):
@@ -46,6 +86,30 @@ class Input(Strict):
 
     mean: Triple
     std: Triple
+
+
+# What pre-training predicts or compares. labels: human labels were seen.
+Target = Literal["norm_pix", "pixel", "labels", "visual_tokens", "contrastive", "self_distillation"]
+Layout = Literal[
+    "fair_mae",
+    "fair_mae_finetuned",
+    "vit",
+    "vit_classifier",
+    "deit3",
+    "moco_v3",
+    "dino",
+    "dinov2",
+    "beit",
+    "beit_finetuned",
+    "augreg",
+    "hf_vit_mae",
+    "hf_vit",
+    "hf_beit",
+    "hf_dinov2",
+    "vitdet",
+    "mmpretrain",
+    "mmseg",
+]
 
 
 class NoWeights(Strict):
@@ -59,13 +123,13 @@ class FileWeights(Strict):
 
     kind: Literal["file"]
     file: str  # name below the weights folder
-    layout: Literal["fair_mae", "deit", "fair_mae_finetuned"]  # key layout that the file must turn out to have
-    url: str
+    layout: Layout  # what the file must turn out to hold (`mae_bench.checkpoints.layouts.LAYOUTS`)
+    url: str = Field(pattern=r"^(https?|hf|file)://\S+$")  # hf://owner/repository[@revision]/path
     licence: str
     # Hash of the file, or its first digits, as published; both empty = unverified, and the record says so.
     sha256: str = Field("", pattern="^[0-9a-f]{0,64}$")
     md5_prefix: str = Field("", pattern="^[0-9a-f]{0,32}$")
-    target: Literal["norm_pix", "pixel", "labels"]
+    target: Target
     pretrain_data: str
     pretrain_epochs: int
     source: str
@@ -81,6 +145,17 @@ class MadeWeights(Strict):
 Weights = Annotated[NoWeights | FileWeights | MadeWeights, Field(discriminator="kind")]
 
 
+class PublishedUse(Strict):
+    """How the publisher evaluates the weights, and what came out. Facts for people: no task reads them."""
+
+    crop: float = Field(gt=0, le=1)  # image size / resized shorter side at evaluation
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    pool: Literal["cls", "mean", "cls+mean"]
+    source: str
+    # Rows of results/published that were made with these weights: "file.csv: task; protocol; metric = value".
+    numbers: list[str] = Field(default_factory=list)
+
+
 class Backbone(Strict):
     """A backbone recipe file, ``backbones/<family>/<name>.toml``."""
 
@@ -91,4 +166,7 @@ class Backbone(Strict):
     architecture: Architecture
     input: Input
     weights: Weights
+    # Features of the fixed picture (`mae_bench.checkpoints.proof.fingerprint`), where the real file has been seen.
+    fingerprint: list[float] = Field(default_factory=list, max_length=64)
+    published: PublishedUse | None = None
     refused: str = ""  # why this name cannot be run; empty = it can

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 NAME = r"^\w[\w.+-]*$"  # of a recipe: it names folders and files
-Size = Literal["t", "b", "l", "h"]
-Init = Literal["mae", "supervised", "scratch"]
+Size = Literal["t", "s", "b", "l", "h"]
+Init = Literal["mae", "supervised", "scratch", "moco_v3", "dino", "dinov2", "beit", "beit_v2"]
 
 
 class Strict(BaseModel):
