@@ -12,6 +12,7 @@ from typing import Literal
 from mae_bench import places
 from mae_bench.engine.job import Options
 from mae_bench.errors import UserError
+from mae_bench.hashing import file_hash
 from mae_bench.recipes import digest
 from mae_bench.schema import Backbone, FileWeights, MadeWeights, NoWeights
 
@@ -40,8 +41,6 @@ def find(backbone: Backbone, options: Options, make: Callable[[Backbone], Path])
         file = make(backbone)
     if kind == "synthetic":
         file = _synthetic(backbone)
-    from mae_bench.checkpoints.files import file_hash
-
     assert file is not None
     if not options.smoke and not options.eval_only:
         _refuse_synthetic(file)
@@ -80,8 +79,8 @@ def locate(backbone: Backbone, options: Options) -> tuple[Kind, Path | None]:
     if options.smoke:
         return "synthetic", None
     raise UserError(
-        f"the weights of '{backbone.name}' are not at {file}; fetch them with "
-        f"`curl --create-dirs -Lo {file} {recipe.url}` (licence {recipe.licence}), "
+        f"the weights of '{backbone.name}' are not at {file}; bring them with `python -m mae_bench fetch "
+        f"{backbone.name}` (from {recipe.url}, licence {recipe.licence}), "
         "name another copy with --weights FILE, or try the pipeline without them: --smoke"
     )
 

@@ -108,6 +108,16 @@ def npz(folder: Path) -> Path:
     return folder / "file.npz"
 
 
+def npz_of_objects(folder: Path) -> Path:
+    np.savez(folder / "file.npz", kernel=np.array([{}, None], dtype=object))
+    return folder / "file.npz"
+
+
+def npz_bomb(folder: Path) -> Path:
+    np.savez_compressed(folder / "file.npz", kernel=np.zeros(10**6))
+    return folder / "file.npz"
+
+
 def other_heads(folder: Path) -> Path:
     encoder = Encoder(ARCHITECTURE.model_copy(update={"heads": 6}))
     encoder.initialise(0)
@@ -144,7 +154,11 @@ TABLE: dict[str, tuple[Make, Backbone, str]] = {
     "missing tensor": (edited(lambda s: s.pop("blocks.1.mlp.fc2.bias")), MAE, r"blocks\.1\.mlp\.fc2\.bias is missing"),
     "missing norm": (edited(lambda s: s.pop("norm.weight")), MAE, r"norm\.weight is missing"),
     "no positions": (edited(lambda s: s.pop("pos_embed")), MAE, "positions are not MAE's"),
-    "extra block": (put(blocks__0__attn__rel_pos_h=torch.zeros(9, 8)), MAE, r"Unexpected tensors: 'blocks\.0\.attn"),
+    "extra block": (
+        put(blocks__0__attn__rel_pos_h=torch.zeros(9, 8)),
+        MAE,
+        "with rel_pos = 'decomposed', .* declares 'none'",
+    ),
     "extra tensor": (put(temperature=torch.zeros(1)), MAE, r"unknown layout. Unexpected tensors: 'temperature'\."),
     "wrong width": (of({"width": 48}), MAE, rf"holds .*\(width 48, depth 2, 26 positions\), .* means {SIZE}"),
     "wrong depth": (of({"depth": 3}), MAE, rf"width 24, depth 3, .* means {SIZE}"),
@@ -156,27 +170,36 @@ TABLE: dict[str, tuple[Make, Backbone, str]] = {
     "stretched view": (put(norm__bias=torch.zeros(1).expand(10**6)), MAE, "norm.bias has shape 1000000"),
     "other heads": (other_heads, MADE, "made with heads = 6, backbone 'small_made' has 3"),
     # other layouts
-    "prefix backbone.": (prefixed("backbone."), MAE, "unknown layout.*'backbone.cls_token'"),
-    "ViTDet": (prefixed("backbone.net."), MAE, "looks like a detectron2 ViTDet"),
-    "MoCo v3": (prefixed("module.base_encoder."), MAE, "looks like a MoCo v3 training checkpoint"),
-    "Hugging Face": (put(vit__embeddings__cls_token=torch.zeros(1)), MAE, "looks like a Hugging Face ViT"),
+    "prefix encoder.": (
+        prefixed("encoder."),
+        MAE,
+        "prefix of another project. Unexpected tensors: 'encoder.cls_token'",
+    ),
+    "ViTDet": (prefixed("backbone.net."), MAE, "is a detectron2 ViTDet; .* means a FAIR MAE"),
+    "MoCo v3": (prefixed("module.base_encoder."), MAE, "is a MoCo v3 encoder .* means a FAIR MAE"),
+    "Hugging Face": (put(vit__embeddings__cls_token=torch.zeros(1)), MAE, "unknown layout.*'vit.embeddings.cls_token'"),
     "half a prefix": (put(module__patch_embed__proj__weight=torch.zeros(1)), MAE, "unknown layout"),
-    "exchanged axes": (edited(exchange), MAE, "rows and columns exchanged, as in MoCo v3 .* means a FAIR MAE"),
-    "transposed table": (edited(transpose), MAE, "positions are not MAE's sin-cos table; .* means a FAIR MAE"),
+    "exchanged axes": (edited(exchange), MAE, "sin-cos positions with rows first.* means a FAIR MAE"),
+    "transposed table": (edited(transpose), MAE, "positions are not MAE's sin-cos table .* means a FAIR MAE"),
     "learned positions": (edited(lambda s: None, fixed_positions=False), MAE, "positions are not MAE's"),
     "decoder only": (lambda f: save_pth(f / "x.pth", decoder()), MAE, "looks like the decoder of a MAE"),
     "fine-tuned": (edited(finetuned), MAE, "is a FAIR MAE fine-tuned classifier .*, the file meant.pth"),
-    "fine-tuned as DeiT": (edited(finetuned), DEIT, "is a FAIR MAE fine-tuned classifier .* means a DeiT"),
-    "DeiT as MAE": (edited(lambda s: None, classes=10), MAE, "is a DeiT classifier .* means a FAIR MAE"),
-    "MAE as DeiT": (fair, DEIT, "is a FAIR MAE pre-trained encoder .* means a DeiT"),
+    "fine-tuned as DeiT": (edited(finetuned), DEIT, "is a FAIR MAE fine-tuned classifier .* means a supervised"),
+    "DeiT as MAE": (edited(lambda s: None, classes=10), MAE, "is a supervised ViT classifier .* means a FAIR MAE"),
+    "MAE as DeiT": (fair, DEIT, "is a FAIR MAE pre-trained encoder .* means a supervised"),
     "MAE as made": (fair, MADE, "is a FAIR MAE pre-trained encoder .* means a mae_bench encoder"),
     "distilled DeiT": (put(dist_token=torch.zeros(1, 1, 24)), DEIT, "looks like a distilled DeiT"),
-    "BEiT": (put(blocks__0__gamma_1=torch.zeros(24)), MAE, "looks like a BEiT or DeiT III"),
-    "other wrapper": (
+    "layer scale": (
+        put(blocks__0__gamma_1=torch.zeros(24)),
+        MAE,
+        r"is a DINOv2 encoder \(layer scale\); .* means a FAIR",
+    ),
+    "DINO's wrapper": (
         torch_saved({"teacher": timm_state(), "epoch": 3}),
         MAE,
-        "'teacher' is no plain tensor but a dict",
+        "is a DINO training checkpoint; .* FAIR",
     ),
+    "other wrapper": (torch_saved({"net": timm_state(), "epoch": 3}), MAE, "'net' is no plain tensor but a dict"),
     "list": (torch_saved([torch.zeros(1)]), MAE, "holds a list, not a dictionary"),
     "numbers in it": (edited(lambda s: s.update(norm=1)), MAE, "'norm' is no plain tensor but a int"),
     "sparse": (put(norm=torch.eye(2).to_sparse()), MAE, "'norm' is no plain tensor"),
@@ -186,7 +209,9 @@ TABLE: dict[str, tuple[Make, Backbone, str]] = {
     "web page": (raw(b"\n<!DOCTYPE html><html>Not found</html>"), MAE, "is a web page, not a weight file"),
     "text": (raw(b"a plain text file"), MAE, "neither a safetensors nor a torch file"),
     "LFS pointer": (raw(b"version https://git-lfs.github.com/spec/v1\noid sha256:0"), MAE, "Git LFS pointer"),
-    "npz": (npz, MAE, "NumPy .npz archive"),
+    "npz": (npz, MAE, "unknown layout.*'kernel'"),
+    "npz of objects": (npz_of_objects, MAE, "damaged .npz file"),
+    "npz bomb": (npz_bomb, MAE, "would unpack to [0-9]+ bytes"),
     "compressed zip": (compressed, MAE, "a zip that torch did not write"),
     "truncated .pth": (truncated(fair, 0.7), MAE, "truncated or damaged torch file"),
     "truncated legacy": (
@@ -204,7 +229,7 @@ TABLE: dict[str, tuple[Make, Backbone, str]] = {
     "wrong md5": (
         lambda folder: fair(folder).rename(folder / "meant.pth"),
         backbone(md5_prefix="0a0a0a0a0a"),
-        r"md5 is [0-9a-f]{32}, the recipe means 0a0a0a0a0a…",
+        r"md5 is [0-9a-f]{32}, the recipe means 0a0a0a0a0a",
     ),
     "absent": (lambda folder: folder / "absent.pth", MAE, "cannot read the weight file .*No such file"),
     "folder": (lambda folder: folder, MAE, "cannot read the weight file .*directory"),

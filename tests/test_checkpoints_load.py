@@ -67,7 +67,7 @@ def bare_safetensors(folder: Path) -> tuple[Path, Backbone, str, set[str]]:
 
 def deit(folder: Path) -> tuple[Path, Backbone, str, set[str]]:
     path = save_pth(folder / "g.pth", timm_state(fixed_positions=False, classes=10))
-    return path, backbone("vit_classifier"), "DeiT", {"head.weight", "head.bias"}
+    return path, backbone("vit_classifier"), "ViT classifier", {"head.weight", "head.bias"}
 
 
 LAYOUTS: list[Callable[[Path], tuple[Path, Backbone, str, set[str]]]] = [
@@ -89,7 +89,7 @@ def test_each_layout_gives_the_features_of_timm(
     path, recipe, name, unused = layout(tmp_path)
     encoder, report = build_encoder(recipe, path, seed=0)
     theirs = timm_model()
-    state = timm_state(fixed_positions=False, classes=10) if name == "DeiT" else timm_state()
+    state = timm_state(fixed_positions=False, classes=10) if name == "ViT classifier" else timm_state()
     theirs.load_state_dict({key: state[key] for key in theirs.state_dict()}, strict=True)
     images = torch.randn(2, 3, 20, 20)
     torch.testing.assert_close(encoder.eval().tokens(images), theirs.forward_features(images), atol=1e-5, rtol=1e-5)

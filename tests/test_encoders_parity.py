@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from encoders_cases import close, randomised
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -14,19 +15,6 @@ from mae_bench.encoders import Encoder
 from mae_bench.schema import Architecture
 
 ARCHITECTURE = Architecture(patch=4, width=48, depth=3, heads=4, image_size=32)
-
-
-def randomised(module: nn.Module) -> nn.Module:
-    """Every parameter random, so that no zero or one hides a missing term."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return module.eval()
-
-
-def close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_and_maps_equal_timm() -> None:

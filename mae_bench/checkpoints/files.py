@@ -1,14 +1,14 @@
 """Read weight files that come from outside, without running any code that they hold.
 
-A file is recognised by its first bytes, not by its name: safetensors, or what ``torch.save`` writes (a zip, or the
-older bare pickle). The latter is read with ``weights_only=True``; beside tensors and plain containers only
-``argparse.Namespace`` is allowed, which facebookresearch/mae stores in its training checkpoints.
+A file is recognised by its first bytes, not by its name: safetensors, what ``torch.save`` writes (a zip, or the older
+bare pickle), a NumPy archive, or a pickle of arrays (`arrays`). torch's are read with ``weights_only=True``; beside
+tensors and plain containers only ``argparse.Namespace`` is allowed, which the training checkpoints of
+facebookresearch/mae and dino hold.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import pickle
 import re
@@ -21,43 +21,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mae_bench.checkpoints.arrays import TORCH_MAGIC, read_npz, read_pickled_arrays
 from mae_bench.errors import UserError
-from mae_bench.schema import FileWeights
+from mae_bench.hashing import check_hash as check_hash
+from mae_bench.hashing import file_hash as file_hash
 
 SYNTHETIC = "mae_bench_synthetic"  # beside `model`, or in the metadata: random weights that --smoke wrote
 METADATA = "mae_bench"  # all our metadata in one JSON object: safetensors writes several entries in any order
 MAX_HEADER_BYTES = 100 << 20
-
-
-def file_hash(path: Path, algorithm: str = "sha256") -> str:
-    """Hex digest of a whole file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
-
-
-def check_hash(path: Path, weights: FileWeights) -> str:
-    """Compare a file with what its publisher states, which may be the first digits only, as in torch.hub's file names.
-
-    Returns "sha256", "sha256 prefix", "md5 prefix", or "" where the recipe states nothing.
-    """
-    where = f"fetch it again from {weights.url}, or correct the backbone recipe"
-    if weights.sha256:
-        found = file_hash(path)
-        if not found.startswith(weights.sha256):
-            raise UserError(f"{path}: sha256 is {found}, the recipe means {weights.sha256}; {where}")
-        return "sha256" if len(weights.sha256) == len(found) else "sha256 prefix"
-    if weights.md5_prefix:
-        found = file_hash(path, "md5")
-        if not found.startswith(weights.md5_prefix):
-            raise UserError(f"{path}: md5 is {found}, the recipe means {weights.md5_prefix}…; {where}")
-        return "md5 prefix"
-    return ""
+# Keys under which code bases put the tensors, the preferred one first: of DINO's two networks the teacher is the result.
+WRAPPERS = ("model", "state_dict", "teacher", "student", "module")
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a weight file, on the CPU, as stored.
 
-    Metadata are what ``save_model`` was given (safetensors' own in a file of others), or for a ``torch.save`` file
+    Metadata are what ``save_model`` was given (safetensors' own in a file of others), or for a pickled file
     ``wrapper`` (the key that held the tensors, or "") and ``beside`` (the other keys at the top, comma-separated).
     Every fault is a UserError that names the file.
     """
@@ -78,26 +57,30 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if head.startswith(b"version https://g"[:16]):
         raise UserError(f"{path} is a Git LFS pointer, not a weight file; run `git lfs pull` where it comes from")
     if head.startswith(b"PK\x03\x04"):
-        _check_zip(path, size)
+        if _is_npz(path, size):
+            return read_npz(path), {}
+        return _read_torch(path)
+    if head.startswith(TORCH_MAGIC):
         return _read_torch(path)
     if head[:1] == b"\x80":
-        return _read_torch(path)
+        return _unwrap(path, read_pickled_arrays(path))
     if head[8:9] == b"{":
         raise UserError(f"{path} is a truncated safetensors file ({size} bytes); fetch it again")
     raise UserError(f"{path} is neither a safetensors nor a torch file (it starts with {head[:8]!r})")
 
 
-def _check_zip(path: Path, size: int) -> None:
-    """torch stores its entries uncompressed: a compressed one could unpack to any size."""
+def _is_npz(path: Path, size: int) -> bool:
+    """Whether a zip is NumPy's, not torch's. torch stores its entries uncompressed: another could unpack to any size."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise UserError(f"{path} is a truncated or damaged torch file ({size} bytes); fetch it again") from error
-    if any(entry.filename.endswith(".npy") for entry in entries):
-        raise UserError(f"{path} is a NumPy .npz archive, a layout that is not read; give a .pth or safetensors file")
+    if entries and all(entry.filename.endswith(".npy") for entry in entries):
+        return True
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > size:
         raise UserError(f"{path} is a zip that torch did not write (compressed or overlapping entries); fetch it again")
+    return False
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -132,7 +115,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _unwrap(path: Path, content: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path} holds a {type(content).__name__}, not a dictionary of named tensors")
-    wrapper = "model" if isinstance(content.get("model"), dict) else ""
+    wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), "")
     tensors = content[wrapper] if wrapper else content
     for key, value in tensors.items():
         if (

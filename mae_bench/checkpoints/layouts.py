@@ -1,7 +1,8 @@
 """Find out, from names, shapes and metadata, what a weight file holds, and map it to the encoder's names.
 
-The key tables are those of facebookresearch/mae (``models_mae.py``, ``models_vit.py``) and facebookresearch/deit, which
-share timm's names for the encoder. A file's name says nothing here.
+A file's name says nothing here. `namings` tells how each code base names its tensors; this module applies those tables,
+joins the parts, and tells apart the layouts that share their names by what else a file holds: MAE's fixed table of
+positions by its values, DeiT III by the class token's missing position, and so on.
 """
 
 from __future__ import annotations
@@ -10,101 +11,268 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from mae_bench.checkpoints.namings import CLASSIFIER, DECODER, DENSE_HEAD, FLAX, HF, MM, NAMINGS, Naming, Rules
 from mae_bench.encoders.positions import sincos_table
 from mae_bench.errors import UserError
+from mae_bench.schema import Layout
 
-Layout = Literal["mae_bench", "fair_mae", "fair_mae_finetuned", "vit_classifier", "vit"]
+FoundLayout = Layout | Literal["mae_bench"]
 
-NAMES: dict[Layout, str] = {
+LAYOUTS: dict[FoundLayout, str] = {
     "mae_bench": "a mae_bench encoder",
     "fair_mae": "a FAIR MAE pre-trained encoder (plain ViT keys, fixed sin-cos positions)",
     "fair_mae_finetuned": "a FAIR MAE fine-tuned classifier (fc_norm.*, head.*, no norm.*)",
-    "vit_classifier": "a DeiT classifier (plain ViT keys and head.*)",
-    "vit": "a ViT without head whose positions are not MAE's sin-cos table",
+    "vit": "a ViT without head whose positions are not MAE's sin-cos table (timm, DINO's backbone files)",
+    "vit_classifier": "a supervised ViT classifier (plain ViT keys and head.*: DeiT, timm)",
+    "deit3": "a DeiT III model (layer scale, a class token without position)",
+    "moco_v3": "a MoCo v3 encoder (sin-cos positions with rows first)",
+    "dino": "a DINO training checkpoint",
+    "dinov2": "a DINOv2 encoder (layer scale)",
+    "beit": "a BEiT or BEiT v2 pre-trained encoder (relative position bias, norm.*)",
+    "beit_finetuned": "a BEiT or BEiT v2 fine-tuned model (relative position bias, fc_norm.*)",
+    "augreg": "a ViT of google-research/vision_transformer (Flax names)",
+    "hf_vit_mae": "a Hugging Face ViTMAE",
+    "hf_vit": "a Hugging Face ViT or DeiT",
+    "hf_beit": "a Hugging Face BEiT",
+    "hf_dinov2": "a Hugging Face Dinov2",
+    "vitdet": "a detectron2 ViTDet",
+    "mmpretrain": "an mmpretrain model",
+    "mmseg": "an mmsegmentation model",
 }
 FORMAT = "mae_bench encoder"  # metadata `format` of our own files
 
-ANCHOR = "patch_embed.proj.weight"  # every layout below has it exactly once, behind the file's prefix
-PREFIXES = ("", "module.")  # of torch's DistributedDataParallel
-ENCODER_KEY = re.compile(
-    r"cls_token|pos_embed|patch_embed\.proj\.(weight|bias)|norm\.(weight|bias)"
-    r"|blocks\.[0-9]{1,4}\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
-)
-DECODER_KEY = re.compile(r"mask_token|decoder_[a-z0-9_.]+")
-HEAD_KEY = re.compile(r"head\.(weight|bias)")
-FC_NORM_KEY = re.compile(r"fc_norm\.(weight|bias)")
+ANCHOR = "patch_embed.proj.weight"
+TABLE = "attn.relative_position_bias_table"
+STARRED_TABLE = f"blocks.*.{TABLE}"  # one for all blocks
+# Our tensor's parts, in the order in which they are joined. BEiT has no key bias: a constant that is added to every
+# logit of a softmax changes nothing, so zeros stand in its place.
+PARTS = (("q", "k", "v"), ("gate", "up"))
 
 # Part of a key -> the layout it gives away, for a better error than "unknown".
 TELLTALES = {
-    "dist_token": "a distilled DeiT",
-    "register_tokens": "a DINOv2 model with registers",
-    "vit.embeddings.": "a Hugging Face ViT or ViTMAE",
-    "backbone.net.": "a detectron2 ViTDet",
-    "backbone.layers.": "an mmpretrain or mmsegmentation model",
-    "base_encoder.": "a MoCo v3 training checkpoint",
-    "rel_pos_bias.": "a BEiT model",
-    "q_bias": "a BEiT model",
-    "gamma_1": "a BEiT or DeiT III model",
-    "ls1.gamma": "a DINOv2 or DeiT III model",
+    "dist_token": "a distilled DeiT, which has a second class token that nothing here reads; take the plain DeiT",
+    "distillation_token": "a distilled DeiT, which has a second class token that nothing here reads; take the plain DeiT",
     "decoder_embed.": "the decoder of a MAE",
+    "teacher.": "a training checkpoint of DINO",
+    "encoder.": "an encoder behind the prefix of another project",
 }
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a file holds: its encoder tensors under FAIR's names, and every other tensor with the reason to leave it."""
+    """What a file holds: its encoder tensors under our names, and every other tensor with the reason to leave it."""
 
-    layout: Layout
+    layout: FoundLayout
     detail: str  # for people: which variant
     prefix: str  # stripped from every key
     encoder: dict[str, Tensor]
-    unused: dict[str, str] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)  # keys as in the file
+    sources: dict[str, list[str]] = field(default_factory=dict)  # our name -> keys of the file that it was made from
+    changes: list[str] = field(default_factory=list)  # what was converted, beyond names
+    heads: int = 0  # of attention, where the file tells; 0 = it does not
 
 
 def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Found:
     """Recognise a file's layout, or raise a UserError that names what it seems to be."""
-    prefixes = [key.removesuffix(ANCHOR) for key in tensors if key.endswith(ANCHOR)]
-    if len(prefixes) != 1 or prefixes[0] not in PREFIXES:
+    tensors, heads = _from_flax(tensors)
+    naming, prefix = _naming(path, tensors)
+    encoder: dict[str, dict[str, str]] = {}  # our name -> part ("" = whole) -> key
+    unused: dict[str, str] = {}
+    unknown: list[str] = []
+    for key in tensors:
+        rest = key.removeprefix(prefix)
+        name = _match(naming.encoder, rest) if key.startswith(prefix) else _match(naming.beside, key)
+        reason = _match(naming.other, rest) or _match(naming.other, key)
+        if name:
+            whole, _, part = name.partition("#")
+            parts = encoder.setdefault(whole, {})
+            if part in parts or (parts and "" in (part, *parts)):
+                raise UserError(f"{path}: {key!r:.80} and {next(iter(parts.values()))!r:.80} are the same tensor twice")
+            parts[part] = key
+        elif reason:
+            unused[key] = reason
+        else:
+            unknown.append(key)
+    if unknown:
+        stray = [key for key in unknown if not key.startswith(prefix)]
+        if stray and _match(naming.encoder, stray[0]):
+            raise UserError(
+                f"{path}: {stray[0]!r:.80} lacks the prefix '{prefix}' of the other tensors; unknown layout"
+            )
+        raise _unknown(path, unknown)
+    joined, changes = _join(path, encoder, tensors)
+    sources = {name: list((encoder.get(name) or encoder[STARRED_TABLE]).values()) for name in joined}
+    layout, detail = _layout(naming, prefix, joined, unused, metadata)
+    if layout == "vitdet" and "pos_embed" in joined and _is_square(joined["pos_embed"].shape[1] - 1):
+        joined["pos_embed"] = joined["pos_embed"][:, 1:]
+        changes.append("pos_embed: row of the class token dropped, which detectron2 keeps and never uses")
+    return Found(layout, detail, prefix, joined, unused, sources, changes, heads)
+
+
+def _match(rules: Rules, key: str) -> str:
+    """What the first rule that fits the whole key makes of it; "" where none does."""
+    for pattern, template in rules:
+        if found := re.fullmatch(pattern, key):
+            return found.expand(template)
+    return ""
+
+
+def _naming(path: Path, tensors: Mapping[str, Tensor]) -> tuple[Naming, str]:
+    """The naming, and the prefix, behind which the file has a patch embedding."""
+    fits = [(naming, prefix) for naming in NAMINGS for prefix in naming.prefixes if prefix + naming.anchor in tensors]
+    if len(fits) != 1:
         raise _unknown(path, list(tensors))
-    prefix = prefixes[0]
-    stray = [key for key in tensors if not key.startswith(prefix)]
-    if stray:
-        raise UserError(f"{path}: {stray[0]!r:.80} lacks the prefix '{prefix}' of the other tensors; unknown layout")
-    named = {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
-    encoder = {key: tensor for key, tensor in named.items() if ENCODER_KEY.fullmatch(key)}
-    others = [key for key in named if key not in encoder]
-    if metadata.get("format") == FORMAT and not others:
-        task = f" made by {metadata['task']!r:.60}" if "task" in metadata else ""
-        return Found("mae_bench", FORMAT + task, prefix, encoder)
-    if others and all(DECODER_KEY.fullmatch(key) for key in others):
-        unused = dict.fromkeys((prefix + key for key in others), "MAE decoder, used in pre-training only")
-        return Found(_positions(encoder), "FAIR MAE encoder + decoder (full or visualize)", prefix, encoder, unused)
-    if any(FC_NORM_KEY.fullmatch(key) for key in others):
-        if all(HEAD_KEY.fullmatch(key) or FC_NORM_KEY.fullmatch(key) for key in others):
-            unused = dict.fromkeys((prefix + key for key in others), "fine-tuned classifier")
-            return Found("fair_mae_finetuned", "FAIR MAE fine-tuned", prefix, encoder, unused)
-    elif others and all(HEAD_KEY.fullmatch(key) for key in others):
-        unused = dict.fromkeys((prefix + key for key in others), "classifier of the pre-training labels")
-        return Found("vit_classifier", "DeiT", prefix, encoder, unused)
-    elif not others:
-        return Found(_positions(encoder), "FAIR MAE encoder", prefix, encoder)
-    raise _unknown(path, others)
+    return fits[0]
 
 
-def _positions(encoder: Mapping[str, Tensor]) -> Layout:
-    """MAE's table is fixed, so its values tell a MAE file from another ViT with the same names."""
+def _from_flax(tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], int]:
+    """Flax kernels as torch has them, output channels first, and the heads that their shapes show; others unchanged."""
+    if not any(key.endswith(FLAX.anchor.replace("weight", "kernel")) for key in tensors):
+        return tensors, 0
+    turned, heads = {}, 0
+    for key, value in tensors.items():
+        if key.endswith("/kernel"):
+            if value.dim() == 4:  # height, width, in, out
+                value = value.permute(3, 2, 0, 1)
+            elif (
+                "/MultiHeadDotProductAttention" in key and value.dim() == 3
+            ):  # in, heads, channels; of `out` heads first
+                heads = value.shape[0] if key.endswith("/out/kernel") else value.shape[1]
+                value = value.flatten(0, 1).T if key.endswith("/out/kernel") else value.flatten(1).T
+            elif value.dim() == 2:
+                value = value.T
+        elif "/MultiHeadDotProductAttention" in key and value.dim() == 2:
+            value = value.flatten()
+        turned[re.sub("/(?:kernel|scale)$", "/weight", key)] = value
+    return turned, heads
+
+
+def _join(
+    path: Path, encoder: Mapping[str, Mapping[str, str]], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Our tensors from the file's: parts joined, a shared table copied into every block. And what was done, in words."""
+    joined: dict[str, Tensor] = {}
+    changes: dict[str, None] = {}
+    for name, keys in encoder.items():
+        if name == STARRED_TABLE:
+            blocks = sorted({key.split(".")[1] for key in encoder if key.startswith("blocks.") and "*" not in key})
+            joined |= {f"blocks.{block}.{TABLE}": tensors[keys[""]].clone() for block in blocks}
+            changes["shared relative position bias copied into every block"] = None
+            continue
+        if "" in keys:
+            joined[name] = tensors[keys[""]]
+            continue
+        order = next(order for order in PARTS if keys.keys() <= set(order))
+        parts = [tensors[keys[part]] for part in order if part in keys]
+        if any(part.shape != parts[0].shape for part in parts):
+            raise UserError(f"{path}: the parts of {name} differ in shape: {', '.join(map(repr, keys.values())):.200}")
+        if order[0] == "q" and name.endswith(".bias") and keys.keys() == {"q", "v"}:
+            parts.insert(1, torch.zeros_like(parts[0]))
+            changes["qkv.bias: zeros for the key, which has no bias in the file"] = None
+        elif len(parts) != len(order):
+            lacking = next(part for part in order if part not in keys)
+            raise UserError(f"{path}: {name} lacks its part '{lacking}', beside {next(iter(keys.values()))!r:.80}")
+        joined[name] = torch.cat(parts)
+        changes[f"{', '.join(order)} joined"] = None
+    return joined, list(changes)
+
+
+def _layout(
+    naming: Naming,
+    prefix: str,
+    encoder: Mapping[str, Tensor],
+    unused: Mapping[str, str],
+    metadata: Mapping[str, str],
+) -> tuple[FoundLayout, str]:
+    """Layout, and the variant in words."""
+    reasons = set(unused.values())
+    scaled = any(key.endswith(".gamma") for key in encoder)
+    biased = any(key.endswith(TABLE) for key in encoder)
+    order = table_order(encoder["pos_embed"]) if "pos_embed" in encoder else "other"
+    shown = facts(encoder)
+    if naming is FLAX:
+        return "augreg", "Flax ViT"
+    if naming is HF:
+        if biased:
+            return "hf_beit", "Hugging Face BEiT"
+        if scaled:
+            return "hf_dinov2", "Hugging Face Dinov2"
+        if DECODER in reasons or order == "mae":
+            return "hf_vit_mae", "Hugging Face ViTMAE" + (" with decoder" if DECODER in reasons else "")
+        return "hf_vit", "Hugging Face ViT"
+    if naming is MM:
+        if DENSE_HEAD in reasons or (biased and not reasons):
+            return "mmseg", "mmsegmentation" + (" segmenter" if DENSE_HEAD in reasons else " backbone")
+        return "mmpretrain", "mmpretrain"
+    if metadata.get("format") == FORMAT and not unused:
+        return "mae_bench", FORMAT + (f" made by {metadata['task']!r:.60}" if "task" in metadata else "")
+    if prefix == "backbone.net.":
+        return "vitdet", "detectron2 ViTDet"
+    if prefix == "module.base_encoder.":
+        return "moco_v3", "MoCo v3 training checkpoint"
+    training = (
+        f"{metadata['wrapper']} of a training checkpoint" if metadata.get("wrapper") in ("teacher", "student") else ""
+    )
+    if biased:
+        if "fc_norm.weight" in encoder:
+            return "beit_finetuned", "BEiT fine-tuned"
+        return "beit", "BEiT"
+    if scaled and not shown["class_position"] and not shown["registers"] and CLASSIFIER in reasons:
+        return "deit3", "DeiT III"
+    if scaled or shown["registers"]:
+        registers = f" with {shown['registers']} registers" if shown["registers"] else ""
+        return "dinov2", "DINOv2" + registers + (f", {training}" if training else "")
+    if training:
+        return "dino", f"DINO {training}"
+    if "fc_norm.weight" in encoder:
+        return "fair_mae_finetuned", "FAIR MAE fine-tuned"
+    if CLASSIFIER in reasons:
+        return "vit_classifier", "ViT classifier"
+    if DECODER in reasons:
+        return ("fair_mae" if order == "mae" else "vit"), "FAIR MAE encoder + decoder (full or visualize)"
+    if order == "exchanged":
+        return "moco_v3", "MoCo v3 encoder"
+    return ("fair_mae", "FAIR MAE encoder") if order == "mae" else ("vit", "ViT")
+
+
+def facts(encoder: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the shapes of an encoder tell about its architecture, by the field names of ``Architecture``; ``rows`` is
+    the length of the position table (0 = none)."""
+    kernel = encoder.get(ANCHOR)
     table = encoder.get("pos_embed")
-    return "fair_mae" if table is not None and table_order(table) == "mae" else "vit"
+    rows = int(table.shape[1]) if table is not None and table.dim() == 3 else 0
+    registers = encoder.get("reg_token")
+    into, out = encoder.get("blocks.0.mlp.fc1.weight"), encoder.get("blocks.0.mlp.fc2.weight")
+    gated = into is not None and out is not None and into.dim() == out.dim() == 2 and len(into) == 2 * out.shape[1]
+    tops = {key.partition(".")[0] for key in encoder}
+    leaves = {key.split(".", 2)[-1] for key in encoder if key.startswith("blocks.")}
+    return {
+        "width": int(kernel.shape[0]) if kernel is not None and kernel.dim() == 4 else 0,
+        "patch": int(kernel.shape[-1]) if kernel is not None and kernel.dim() == 4 else 0,
+        "depth": 1 + max((int(key.split(".")[1]) for key in encoder if key.startswith("blocks.")), default=-1),
+        "rows": rows,
+        "class_token": "cls_token" in encoder,
+        "class_position": "cls_token" in encoder and rows > 0 and not _is_square(rows),
+        "registers": int(registers.shape[1]) if registers is not None and registers.dim() == 3 else 0,
+        "mlp": "swiglu" if gated else "gelu",
+        "layer_scale": "ls1.gamma" in leaves,
+        "rel_pos": "bias" if TABLE in leaves else "decomposed" if "attn.rel_pos_h" in leaves else "none",
+        "final_norm": "tokens" if "norm" in tops else "pooled" if "fc_norm" in tops else "none",
+    }
+
+
+def _is_square(number: int) -> bool:
+    return number > 0 and round(number**0.5) ** 2 == number
 
 
 def table_order(table: Tensor) -> Literal["mae", "exchanged", "other"]:
     """Whether a (1,1+N,D) table is MAE's fixed one, the same with exchanged axes (MoCo v3, mmpretrain), or neither."""
-    side = round((table.shape[1] - 1) ** 0.5) if table.dim() == 3 else 0
+    side = round((table.shape[1] - 1) ** 0.5) if table.dim() == 3 and table.shape[1] > 1 else 0
     if side < 1 or table.shape[0] != 1 or side * side + 1 != table.shape[1] or table.shape[2] % 4:
         return "other"
     fixed = sincos_table(table.shape[2], (side, side), class_token=True)
@@ -117,21 +285,18 @@ def table_order(table: Tensor) -> Literal["mae", "exchanged", "other"]:
 
 def _unknown(path: Path, keys: list[str]) -> UserError:
     guesses = [name for part, name in TELLTALES.items() if any(part in key for key in keys)]
-    seems = f"; it looks like {guesses[0]}, a layout that is not read" if guesses else ""
+    seems = f"; it looks like {guesses[0]}" if guesses else ""
     shown = ", ".join(f"{key!r:.80}" for key in keys[:3]) + (", …" if len(keys) > 3 else "")
+    titles = ", ".join(naming.title for naming in NAMINGS)
     return UserError(
-        f"{path}: unknown layout{seems}. Unexpected tensors: {shown or 'none at all'}. "
-        "Known: FAIR MAE (encoder, full, visualize), DeiT, mae_bench"
+        f"{path}: unknown layout{seems}. Unexpected tensors: {shown or 'none at all'}. Known: {titles}, mae_bench"
     )
 
 
 def describe(tensors: Mapping[str, Tensor]) -> str:
     """Size of an encoder in words, read from its shapes, e.g. "ViT-B/16 (width 768, depth 12, 197 positions)"."""
-    kernel, positions = tensors[ANCHOR], tensors.get("pos_embed")
-    width, patch = kernel.shape[0], kernel.shape[-1]
-    depth = 1 + max((int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")), default=-1)
-    letters = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
-    letter = letters.get((width, depth))
-    rows = "no" if positions is None or positions.dim() != 3 else str(positions.shape[1])
-    name = f"ViT-{letter}/{patch}" if letter else f"a ViT, patch {patch}"
-    return f"{name} (width {width}, depth {depth}, {rows} positions)"
+    shown = facts(tensors)
+    letters = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H", (1536, 40): "g"}
+    letter = letters.get((shown["width"], shown["depth"]))
+    name = f"ViT-{letter}/{shown['patch']}" if letter else f"a ViT, patch {shown['patch']}"
+    return f"{name} (width {shown['width']}, depth {shown['depth']}, {shown['rows'] or 'no'} positions)"

@@ -1,6 +1,6 @@
 """Build an encoder from a weight file, key-exact, and report what became of every tensor.
 
-There is no lax mode. The file's encoder must have exactly the tensors and shapes of the plain ViT that the recipe
+There is no lax mode. The file's encoder must have exactly the tensors and shapes of the architecture that the recipe
 declares; it is then adapted to what the task asks for (another grid, another patch, no class token), and the report
 says how. Encoder tensors that no file holds exist only where an option created them (relative position tables, layer
 scale).
@@ -8,6 +8,7 @@ scale).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,10 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from mae_bench.checkpoints.files import SYNTHETIC, check_hash, file_hash, json_metadata, read_tensors
-from mae_bench.checkpoints.layouts import ANCHOR, NAMES, Found, Layout, describe, detect, table_order
+from mae_bench.checkpoints.layouts import (
+    ANCHOR,
+    LAYOUTS,
+    TABLE,
+    Found,
+    FoundLayout,
+    describe,
+    detect,
+    facts,
+    table_order,
+)
 from mae_bench.checkpoints.save import save_encoder, save_model, write_synthetic
 from mae_bench.encoders.patches import resample_kernel
-from mae_bench.encoders.positions import resize
+from mae_bench.encoders.positions import resize, resize_bias_table
 from mae_bench.encoders.vit import Encoder, EncoderOptions, random_encoder
 from mae_bench.errors import UserError
 from mae_bench.schema import Backbone
@@ -130,34 +141,39 @@ def build_encoder(
 
 def _check_layout(file: Path, found: Found, backbone: Backbone) -> None:
     weights = backbone.weights
-    meant: Layout = weights.layout if weights.kind == "file" else "mae_bench"
-    if found.layout == "fair_mae_finetuned":
-        raise UserError(
-            f"{file} is {NAMES['fair_mae_finetuned']}; backbone '{backbone.name}' means {NAMES[meant]}"
-            + (f", the file {weights.file}" if weights.kind == "file" else "")
-        )
+    meant: FoundLayout = weights.layout if weights.kind == "file" else "mae_bench"
     if found.layout in (meant, "mae_bench"):
         return
     order = table_order(found.encoder["pos_embed"]) if found.layout == "vit" and "pos_embed" in found.encoder else ""
     axes = " (they are that table with rows and columns exchanged, as in MoCo v3 and mmpretrain)"
+    place = f", the file {weights.file} from {weights.url}" if weights.kind == "file" else ""
     raise UserError(
-        f"{file} is {NAMES[found.layout]}{axes if order == 'exchanged' else ''}; "
-        f"backbone '{backbone.name}' means {NAMES[meant]}" + (f", from {weights.url}" if weights.kind == "file" else "")
+        f"{file} is {LAYOUTS[found.layout]}{axes if order == 'exchanged' else ''}; "
+        f"backbone '{backbone.name}' means {LAYOUTS[meant]}{place}"
     )
 
 
 def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbone: Backbone) -> None:
-    """The file's encoder tensors must be exactly those of the recipe's plain ViT."""
+    """The file's encoder tensors must be exactly those of the recipe's architecture."""
+    architecture = backbone.architecture
     # Our own files may lack the final norm, where the encoder was trained without one.
-    final_norm = found.layout != "mae_bench" or "norm.weight" in found.encoder
+    trained_without = found.layout == "mae_bench" and not {"norm.weight", "fc_norm.weight"} & found.encoder.keys()
     with torch.device("meta"):
-        plain = Encoder(backbone.architecture, final_norm=final_norm)
-    meant, tensors = plain.state_dict(), found.encoder
+        # ViTDet's tables depend on the task's windows: their shapes are compared with the task's encoder.
+        as_declared = Encoder(architecture, final_norm=not trained_without, rel_pos=architecture.rel_pos)
+    meant, tensors = as_declared.state_dict(), found.encoder
     size, meant_size = describe(tensors), describe(meant)
     if size != meant_size:
         raise UserError(f"{file} holds {size}, but backbone '{backbone.name}' means {meant_size}")
-    for key, own in backbone.architecture.model_dump().items():
-        value = stated.get(key, own)
+    held, declared = facts(tensors), facts(meant)
+    for key in (key for key in held if held[key] != declared[key]):
+        raise UserError(
+            f"{file} holds {size} with {key} = {held[key]!r}, but backbone '{backbone.name}' declares {declared[key]!r}; "
+            f"name a backbone with {key} = {held[key]!r}, or correct the recipe's [architecture]"
+        )
+    heads = {"heads": found.heads} if found.heads else {}
+    for key, own in architecture.model_dump().items():
+        value = (stated | heads).get(key, own)
         if value != own:
             raise UserError(f"{file} was made with {key} = {value!r:.80}, backbone '{backbone.name}' has {own!r}")
     for what, keys in (
@@ -170,47 +186,71 @@ def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbo
                 "the file is damaged, fetch it again"
             )
     for key, tensor in tensors.items():
-        if tensor.shape != meant[key].shape:
-            raise UserError(f"{file}: {key} has shape {_shape(tensor)}, {meant_size} has {_shape(meant[key])}")
+        if tensor.shape != meant[key].shape and not key.endswith((".rel_pos_h", ".rel_pos_w")):
+            raise UserError(
+                f"{file}: {key} has shape {_shape(tensor.shape)}, {meant_size} has {_shape(meant[key].shape)}"
+            )
         if not tensor.is_floating_point():
             raise UserError(f"{file}: {key} has type {tensor.dtype}; encoder weights are floating point numbers")
         if not tensor.isfinite().all():
             raise UserError(f"{file}: {key} contains NaN or infinite values; the file is damaged, fetch it again")
 
 
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape))
+def _shape(sizes: Iterable[int]) -> str:
+    return "x".join(map(str, sizes))
 
 
 def _adapt(found: Found, encoder: Encoder) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
     """The file's tensors as ``encoder`` needs them, those it has no use for, and what was changed."""
     architecture = encoder.architecture
     unused: dict[str, str] = {}
-    transforms: list[str] = []
+    transforms = list(found.changes)
     stored = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in found.encoder.values()} - {"float32"})
     if stored:
         transforms.append(f"{', '.join(stored)} -> float32")
     state = {key: tensor.float() for key, tensor in found.encoder.items()}
-    if not encoder.prefix:
-        unused[found.prefix + "cls_token"] = "this task uses no class token"
-        del state["cls_token"]
-        state["pos_embed"] = state["pos_embed"][:, 1:]
+    wanted = encoder.state_dict()
+    for names, reason in (
+        (("cls_token", "reg_token"), "this task uses no class token and no registers"),
+        (("norm.weight", "norm.bias", "fc_norm.weight", "fc_norm.bias"), "this task uses no final norm"),
+    ):
+        for name in names:
+            if name in state and name not in wanted:
+                unused |= dict.fromkeys(found.sources.get(name, [name]), reason)
+                del state[name]
+    declared = int(architecture.class_token and architecture.class_position)
+    if "pos_embed" in state and encoder.position_prefix != declared:
+        state["pos_embed"] = state["pos_embed"][:, declared:]
         transforms.append("pos_embed: row of the class token dropped")
-    if isinstance(encoder.norm, nn.Identity):
-        for key in ("norm.weight", "norm.bias"):
-            if key in state:
-                unused[found.prefix + key] = "this task uses no final norm"
-                del state[key]
-    grid = (architecture.grid, architecture.grid)
-    if encoder.grid != grid:
-        state["pos_embed"] = resize(state["pos_embed"], grid, encoder.grid, encoder.prefix)
-        transforms.append(
-            f"pos_embed: {'x'.join(map(str, grid))} -> {'x'.join(map(str, encoder.grid))}, bicubic (FAIR)"
-        )
+    transforms += _to_grid(state, encoder)
     if encoder.patch != architecture.patch:
         state[ANCHOR] = resample_kernel(state[ANCHOR], encoder.patch)
         transforms.append(f"{ANCHOR}: patch {architecture.patch} -> {encoder.patch}, pseudo-inverse (FlexiViT)")
     return {key: tensor.contiguous() for key, tensor in state.items()}, unused, transforms
+
+
+def _to_grid(state: dict[str, Tensor], encoder: Encoder) -> list[str]:
+    """Take the position tables in ``state`` to the encoder's grid; what was done, in words."""
+    architecture = encoder.architecture
+    grid = (architecture.grid, architecture.grid)
+    done = []
+    if "pos_embed" in state and encoder.grid != grid:
+        how = architecture.resize
+        state["pos_embed"] = resize(state["pos_embed"], grid, encoder.grid, encoder.position_prefix, how)
+        done.append(f"pos_embed: {_shape(grid)} -> {_shape(encoder.grid)}, bicubic ('{how}')")
+    tables = [key for key in state if key.endswith(TABLE)]
+    if tables and encoder.span != grid:
+        for key in tables:
+            state[key] = resize_bias_table(state[key], grid, encoder.span)
+        done.append(f"{TABLE}: {_shape(grid)} -> {_shape(encoder.span)}, cubic spline on a geometric grid (BEiT)")
+    wanted = encoder.state_dict()
+    for key in state:
+        if key.endswith((".rel_pos_h", ".rel_pos_w")) and state[key].shape != wanted[key].shape:
+            raise UserError(
+                f"{key} of the file is {_shape(state[key].shape)}, for other windows than this task's, which needs "
+                f"{_shape(wanted[key].shape)}; set window, global_blocks and image_size as the file was trained"
+            )
+    return done
 
 
 def load_model(module: nn.Module, path: Path, expect: dict[str, str]) -> dict[str, str]:
@@ -231,8 +271,8 @@ def load_model(module: nn.Module, path: Path, expect: dict[str, str]) -> dict[st
     for key, tensor in tensors.items():
         if tensor.shape != state[key].shape or tensor.dtype != state[key].dtype:
             raise UserError(
-                f"{path}: {key} is {tensor.dtype} {_shape(tensor)}, "
-                f"this model has {state[key].dtype} {_shape(state[key])}"
+                f"{path}: {key} is {tensor.dtype} {_shape(tensor.shape)}, "
+                f"this model has {state[key].dtype} {_shape(state[key].shape)}"
             )
     module.load_state_dict(tensors, strict=True)
     return metadata

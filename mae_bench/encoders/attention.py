@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mae_bench.encoders.positions import BIAS_EXTRAS, Grid, resize_decomposed_table
 from mae_bench.errors import UserError
 
 RelPos = Literal["none", "decomposed", "bias"]
@@ -25,7 +26,7 @@ class Attention(nn.Module):
     ((2*rows-1)*(2*columns-1) + 3, heads). Tables start at zero, so that they leave a pre-trained function as it is.
     """
 
-    def __init__(self, width: int, heads: int, rel_pos: RelPos = "none", span: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, width: int, heads: int, rel_pos: RelPos = "none", span: Grid = (0, 0)) -> None:
         super().__init__()
         self.heads = heads
         self.span = span
@@ -37,10 +38,11 @@ class Attention(nn.Module):
             self.rel_pos_h = nn.Parameter(torch.zeros(rows, width // heads))
             self.rel_pos_w = nn.Parameter(torch.zeros(columns, width // heads))
         elif rel_pos == "bias":
-            self.relative_position_bias_table = nn.Parameter(torch.zeros(rows * columns + 3, heads))
+            self.relative_position_bias_table = nn.Parameter(torch.zeros(rows * columns + BIAS_EXTRAS, heads))
 
-    def forward(self, x_BND: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-        """(B,N,D) -> (B,N,D). Relative positions need the ``grid`` (h, w) of the N = h*w (bias: 1 + h*w) tokens."""
+    def forward(self, x_BND: Tensor, grid: Grid | None = None) -> Tensor:
+        """(B,N,D) -> (B,N,D). Relative positions need the ``grid`` (h, w) of the h*w last tokens; bias also takes a
+        prefix."""
         B, N, D = x_BND.shape
         qkv = self.qkv(x_BND).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
         q_BHNC, k_BHNC, v_BHNC = qkv.unbind(0)
@@ -50,14 +52,14 @@ class Attention(nn.Module):
         if self.rel_pos == "decomposed" and grid is not None:
             (q_BHNC, k_BHNC, v_BHNC), scale = self._with_decomposed(q_BHNC, k_BHNC, v_BHNC, grid), 1.0
         elif self.rel_pos == "bias" and grid is not None:
-            index_NN = bias_index(grid, self.span, x_BND.device)
+            index_NN = bias_index(grid, self.span, N - grid[0] * grid[1], x_BND.device)
             bias_HNN = F.embedding(index_NN, self.relative_position_bias_table).permute(2, 0, 1).to(q_BHNC.dtype)
         y_BHNC = F.scaled_dot_product_attention(q_BHNC, k_BHNC, v_BHNC, attn_mask=bias_HNN, scale=scale)
         y_BND: Tensor = self.proj(y_BHNC[..., : D // self.heads].transpose(1, 2).flatten(2))
         return y_BND
 
     def _with_decomposed(
-        self, q_BHNC: Tensor, k_BHNC: Tensor, v_BHNC: Tensor, grid: tuple[int, int]
+        self, q_BHNC: Tensor, k_BHNC: Tensor, v_BHNC: Tensor, grid: Grid
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys whose product is the scaled q.k plus the decomposed bias q.R_h + q.R_w, and padded values.
 
@@ -82,40 +84,38 @@ class Attention(nn.Module):
 
     @staticmethod
     def _offsets(table_LC: Tensor, size: int) -> Tensor:
-        """(size, size, C): the table's row for every pair of coordinates, resized linearly where it was made for
-        another size (detectron2's rule, also for smaller sizes)."""
-        if table_LC.shape[0] != 2 * size - 1:
-            table_LC = F.interpolate(table_LC.T[None], size=2 * size - 1, mode="linear")[0].T
+        """(size, size, C): the table's row for every pair of coordinates."""
         at = torch.arange(size, device=table_LC.device)
-        return table_LC[at[:, None] - at[None] + size - 1]
+        return resize_decomposed_table(table_LC, size)[at[:, None] - at[None] + size - 1]
 
 
-def bias_index(grid: tuple[int, int], span: tuple[int, int], device: torch.device) -> Tensor:
-    """(1+N, 1+N) rows of a BEiT bias table made for ``span``, for the class token and the N tokens of ``grid``.
+def bias_index(grid: Grid, span: Grid, prefix: int, device: torch.device) -> Tensor:
+    """(prefix+N, prefix+N) rows of a BEiT bias table made for ``span``, for the prefix and the N tokens of ``grid``.
 
     A grid that is smaller than the span uses the same offsets; a larger one has offsets that the table lacks.
-    The last three rows of the table are: class to token, token to class, class to class.
+    The last three rows of the table are: class to token, token to class, class to class. Registers, which have no
+    place in the image either, share them.
     """
     (h, w), (rows, columns) = grid, span
     if h > rows or w > columns:
         raise UserError(
             f"a relative position bias for {rows} x {columns} patches has no entries for {h} x {w}: give the encoder "
-            "images of at most its own size (test_mode = slide), or switch the bias off (rel_pos = false)"
+            "images of at most its own size (test_mode = slide), or switch off a bias of the task's (rel_pos = false)"
         )
     y_N = torch.arange(h, device=device).repeat_interleave(w)
     x_N = torch.arange(w, device=device).repeat(h)
     dy_NN = y_N[:, None] - y_N[None] + rows - 1
     dx_NN = x_N[:, None] - x_N[None] + columns - 1
     size = (2 * rows - 1) * (2 * columns - 1)
-    index = torch.empty(h * w + 1, h * w + 1, dtype=torch.long, device=device)
-    index[1:, 1:] = dy_NN * (2 * columns - 1) + dx_NN
-    index[0, :] = size
-    index[:, 0] = size + 1
-    index[0, 0] = size + 2
+    index = torch.empty(prefix + h * w, prefix + h * w, dtype=torch.long, device=device)
+    index[prefix:, prefix:] = dy_NN * (2 * columns - 1) + dx_NN
+    index[:prefix] = size
+    index[:, :prefix] = size + 1
+    index[:prefix, :prefix] = size + 2
     return index
 
 
-def split_windows(x_BND: Tensor, grid: tuple[int, int], window: int) -> Tensor:
+def split_windows(x_BND: Tensor, grid: Grid, window: int) -> Tensor:
     """(B, h*w, D) -> (B*windows, window*window, D), padded with zeros below and on the right.
 
     The padded tokens take part in attention, as in detectron2: nothing masks them.
@@ -127,7 +127,7 @@ def split_windows(x_BND: Tensor, grid: tuple[int, int], window: int) -> Tensor:
     return x.reshape(B * rows * columns, window * window, D)
 
 
-def join_windows(x_VND: Tensor, grid: tuple[int, int], window: int) -> Tensor:
+def join_windows(x_VND: Tensor, grid: Grid, window: int) -> Tensor:
     """The inverse of ``split_windows``: (B*windows, window*window, D) -> (B, h*w, D), padding dropped."""
     (V, _, D), (h, w) = x_VND.shape, grid
     rows, columns = -(-h // window), -(-w // window)

@@ -60,6 +60,7 @@ class Block(TimmBlock):
             init_values=layer_scale or None,
             drop_path=drop_path,
             norm_layer=partial(nn.LayerNorm, eps=architecture.norm_eps),
+            act_layer=nn.SiLU if swiglu else nn.GELU,  # timm's block hands its own to the MLP, SwiGLUPacked's is lost
             mlp_layer=SwiGLUPacked if swiglu else Mlp,
         )
         self.window = window
@@ -116,6 +117,7 @@ class Encoder(nn.Module):
         class_token = class_token and architecture.class_token
         rel_pos = _rel_pos(architecture, rel_pos)
         _check_options(architecture.depth, class_token, window, global_blocks, rel_pos)
+        positions = architecture.positions != "none"
         self.architecture = architecture
         self.width, self.depth, self.heads = architecture.width, architecture.depth, architecture.heads
         self.patch = patch or architecture.patch
@@ -123,23 +125,24 @@ class Encoder(nn.Module):
         self.layer_scale = ARCHITECTURE_GAMMA if architecture.layer_scale else layer_scale
         registers = architecture.registers if class_token else 0
         self.prefix = int(class_token) + registers  # tokens before the patch tokens
-        self.position_prefix = int(class_token and architecture.class_position)  # rows of the table before the grid's
+        # Rows of the position table before the grid's.
+        self.position_prefix = int(positions and class_token and architecture.class_position)
         if class_token:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, self.width))
         if registers:
             self.reg_token = nn.Parameter(torch.zeros(1, registers, self.width))
-        if architecture.positions != "none":
+        if positions:
             rows = self.position_prefix + self.grid[0] * self.grid[1]
             self.pos_embed = nn.Parameter(torch.zeros(1, rows, self.width), requires_grad=not frozen_positions)
         self.patch_embed = PatchEmbed(self.patch, self.width)
-        span = rel_pos_grid or self.grid
+        self.span: Grid = rel_pos_grid or self.grid  # of the relative position tables of global blocks
         self.blocks = nn.ModuleList(
             Block(
                 architecture,
                 drop_path * number / max(self.depth - 1, 1),
                 0 if number in global_blocks else window,
                 rel_pos,
-                span,
+                self.span,
                 self.layer_scale,
             )
             for number in range(self.depth)
@@ -179,6 +182,8 @@ class Encoder(nn.Module):
     def pooled(self, tokens_BND: Tensor, pool: Literal["cls", "mean"]) -> Tensor:
         """Output of ``tokens`` -> (B,D): the class token, or the mean of the patch tokens, then the norm of the pooled
         vector where the architecture has that one."""
+        if pool == "cls" and not self.prefix:
+            raise UserError("this encoder has no class token to pool; set pool = mean")
         pooled_BD = tokens_BND[:, 0] if pool == "cls" else tokens_BND[:, self.prefix :].mean(dim=1)
         return self.fc_norm(pooled_BD)  # type: ignore[no-any-return]
 
@@ -270,13 +275,13 @@ def _rel_pos(architecture: Architecture, option: RelPos) -> RelPos:
     own: RelPos = architecture.rel_pos
     if "none" not in (own, option) and own != option:
         raise UserError(
-            f"this backbone's relative positions ({own}) cannot be joined with those of the task ({option}); "
+            f"this backbone's relative positions (rel_pos {own}) cannot be joined with those of the task ({option}); "
             "choose a backbone without relative positions"
         )
     if own == "decomposed" and option == "none":
         raise UserError(
-            "this backbone is a ViTDet encoder: without class token and final norm, in windows, with decomposed relative "
-            "positions. Only detection with rel_pos = true runs it; choose another backbone here"
+            "this backbone is a ViTDet encoder (rel_pos decomposed, without class token, in windows): "
+            "only detection with rel_pos = true runs it; choose another backbone here"
         )
     return own if option == "none" else option
 
@@ -286,6 +291,9 @@ def _check_options(depth: int, class_token: bool, window: int, global_blocks: Se
     if wrong:
         raise UserError(f"global_blocks names block {wrong[0]}, but the encoder has blocks 0 to {depth - 1}")
     if class_token and (window or rel_pos == "decomposed"):
-        raise ValueError("windows and decomposed relative positions are defined without a class token only")
+        raise UserError("windows and decomposed relative positions are defined without a class token only")
     if rel_pos == "bias" and (window or not class_token):
-        raise ValueError("the relative position bias is defined for global blocks with a class token only")
+        raise UserError(
+            "a relative position bias is defined with a class token and without windows only; "
+            "set rel_pos = false where the task adds it, or choose a backbone that suits the task"
+        )

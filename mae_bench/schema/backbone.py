@@ -78,7 +78,9 @@ class Architecture(Strict):
         return not self.model_dump().keys() & (FEATURES - {"resize"}) and self.positions != "none"
 
 
-FEATURES = frozenset(["resize", "class_token", "class_position", "registers", "mlp", "layer_scale", "rel_pos", "final_norm"])
+FEATURES = frozenset(
+    ["resize", "class_token", "class_position", "registers", "mlp", "layer_scale", "rel_pos", "final_norm"]
+)
 
 
 class Input(Strict):
