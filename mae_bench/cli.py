@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,7 +286,14 @@ def _fetch(args: argparse.Namespace) -> int:
 
     backbones = [recipes.load_backbone(name) for name in args.backbones]  # a misspelt one stops before any download
     for backbone in backbones:
-        print(fetch.fetch(backbone, quiet=args.quiet))
+        path = fetch.fetch(backbone, quiet=args.quiet)
+        print(path)
+        if (
+            find_spec("torch") and backbone.architecture.rel_pos != "decomposed"
+        ):  # a ViTDet has no meaning without a task
+            from mae_bench.checkpoints.load import build_encoder
+
+            print(build_encoder(backbone, path, seed=0)[1].line())  # loads it key by key, and locks it
     return 0
 
 

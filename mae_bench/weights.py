@@ -14,7 +14,7 @@ from mae_bench.engine.job import Options
 from mae_bench.errors import UserError
 from mae_bench.hashing import file_hash
 from mae_bench.recipes import digest
-from mae_bench.schema import Backbone, FileWeights, MadeWeights, NoWeights
+from mae_bench.schema import Backbone, MadeWeights, NoWeights
 
 Kind = Literal["none", "file", "made", "given", "synthetic"]
 
@@ -96,9 +96,8 @@ def _synthetic(backbone: Backbone) -> Path:
     from mae_bench.checkpoints.load import write_synthetic
 
     recipe = backbone.weights
-    suffix = Path(recipe.file).suffix if isinstance(recipe, FileWeights) else ".safetensors"
     key = digest({"architecture": backbone.architecture, "weights": recipe})[:16]
-    file = places.cache() / "smoke" / f"{backbone.name}-{key}{suffix}"
+    file = places.cache() / "smoke" / f"{backbone.name}-{key}.weights"
     with locked(file):
         if not file.is_file():
             write_synthetic(file, backbone, seed=0)

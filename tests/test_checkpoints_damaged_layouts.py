@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,7 @@ def test_a_pickle_cannot_allocate_what_it_does_not_hold(tmp_path: Path) -> None:
 def test_damaged_bytes_end_in_a_user_error_or_in_other_values(
     flips: list[tuple[int, int]], keep: float, name: str, tmp_path: Path
 ) -> None:
-    case = CASES[name](tmp_path)
+    case = CASES[name](Path(tempfile.mkdtemp(dir=tmp_path)))
     content = bytearray(case.path.read_bytes())
     for where, flip in flips:
         content[where % min(len(content), 4000)] ^= flip
@@ -208,3 +209,21 @@ def test_conversions_are_reported(tmp_path: Path) -> None:
         "attn.relative_position_bias_table: 5x5 -> 7x7, cubic spline on a geometric grid (BEiT)",
     ]
     assert encoder.blocks[1].attn.relative_position_bias_table.shape == (13 * 13 + 3, 3)
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(set(CASES) - {"mmseg_mae", "mmseg_beit", "mmseg_vit"})))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_tensor_of_any_other_shape_is_a_user_error(data: st.DataObject, name: str, tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))  # tensors of the example before may be views of its file
+    case = CASES[name](folder)
+    state, metadata = read_tensors(case.path)
+    key = data.draw(st.sampled_from(sorted(set(state) - case.unused)))
+    if case.layout == "vitdet" and not key.startswith("backbone.net."):
+        return  # of the detector around the encoder
+    shapes = [(), (0,), (1,), (7,), (3, 0), (24, 24, 1), (1, 26, 24, 1), (1, 2, 3, 4, 5)]
+    shape = data.draw(st.sampled_from([shape for shape in shapes if shape != tuple(state[key].shape)]))
+    state[key] = torch.zeros(shape, dtype=data.draw(st.sampled_from([torch.float32, torch.int64, torch.bool])))
+    path = rewritten(case, state, metadata.get("wrapper", ""))
+    with pytest.raises(UserError) as caught:
+        build_encoder(case.backbone, path, seed=0, **(VITDET_OPTIONS if case.layout == "vitdet" else {}))
+    assert str(caught.value).isprintable()

@@ -107,9 +107,8 @@ class _Unpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in KNOWN:
-            raise pickle.UnpicklingError(
-                f"it wants to run or load '{module}.{name}', which a weight file has no need of"
-            )
+            wanted = f"{module}.{name}"
+            raise pickle.UnpicklingError(f"it wants to run or load {wanted!r:.80}, which a weight file has no need of")
         return KNOWN[module, name]
 
     def persistent_load(self, pid: object) -> object:

@@ -78,11 +78,11 @@ def _load(file: Path, backbone: Backbone) -> Loaded:
             f"{file} has no final norm (norm.weight, norm.bias): its encoder was trained without one, and what loads "
             "an export would put an untrained norm there; export an encoder that was trained with it"
         )
-    encoder, report = build_encoder(backbone, file, seed=0)  # proves the hash, the layout, every name and shape
+    report = build_encoder(backbone, file, seed=0)[1]  # proves the hash, the layout, every name and every shape
     if report.synthetic:
         raise UserError(f"{file} holds random weights that a smoke run wrote; give the file of a real run")
-    # Cloned, since a view is saved with all the memory that it looks into. Not the encoder's own, which are float32.
-    tensors = {name: found.encoder[name].contiguous().clone() for name in encoder.state_dict()}
+    # As stored, where the built encoder is float32. Cloned, since a view is saved with all the memory it looks into.
+    tensors = {name: tensor.contiguous().clone() for name, tensor in found.encoder.items()}
     return Loaded(backbone, tensors, metadata, found.layout, report)
 
 

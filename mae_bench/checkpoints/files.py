@@ -23,13 +23,11 @@ from torch import Tensor
 
 from mae_bench.checkpoints.arrays import TORCH_MAGIC, read_npz, read_pickled_arrays
 from mae_bench.errors import UserError
-from mae_bench.hashing import check_hash as check_hash
-from mae_bench.hashing import file_hash as file_hash
 
 SYNTHETIC = "mae_bench_synthetic"  # beside `model`, or in the metadata: random weights that --smoke wrote
 METADATA = "mae_bench"  # all our metadata in one JSON object: safetensors writes several entries in any order
 MAX_HEADER_BYTES = 100 << 20
-# Keys under which code bases put the tensors, the preferred one first: of DINO's two networks the teacher is the result.
+# Keys under which code bases put the tensors, the preferred one first: of DINO's networks the teacher is the result.
 WRAPPERS = ("model", "state_dict", "teacher", "student", "module")
 
 
@@ -70,7 +68,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _is_npz(path: Path, size: int) -> bool:
-    """Whether a zip is NumPy's, not torch's. torch stores its entries uncompressed: another could unpack to any size."""
+    """Whether a zip is NumPy's, not torch's, which stores its entries uncompressed: others could unpack to any size."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()

@@ -53,10 +53,11 @@ STARRED_TABLE = f"blocks.*.{TABLE}"  # one for all blocks
 # logit of a softmax changes nothing, so zeros stand in its place.
 PARTS = (("q", "k", "v"), ("gate", "up"))
 
+DISTILLED = "a distilled DeiT, which has a second class token that nothing here reads; take the plain DeiT"
 # Part of a key -> the layout it gives away, for a better error than "unknown".
 TELLTALES = {
-    "dist_token": "a distilled DeiT, which has a second class token that nothing here reads; take the plain DeiT",
-    "distillation_token": "a distilled DeiT, which has a second class token that nothing here reads; take the plain DeiT",
+    "dist_token": DISTILLED,
+    "distillation_token": DISTILLED,
     "decoder_embed.": "the decoder of a MAE",
     "teacher.": "a training checkpoint of DINO",
     "encoder.": "an encoder behind the prefix of another project",
@@ -108,7 +109,7 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     joined, changes = _join(path, encoder, tensors)
     sources = {name: list((encoder.get(name) or encoder[STARRED_TABLE]).values()) for name in joined}
     layout, detail = _layout(naming, prefix, joined, unused, metadata)
-    if layout == "vitdet" and "pos_embed" in joined and _is_square(joined["pos_embed"].shape[1] - 1):
+    if layout == "vitdet" and _is_square(facts(joined)["rows"] - 1):
         joined["pos_embed"] = joined["pos_embed"][:, 1:]
         changes.append("pos_embed: row of the class token dropped, which detectron2 keeps and never uses")
     return Found(layout, detail, prefix, joined, unused, sources, changes, heads)
@@ -155,7 +156,7 @@ def _from_flax(tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], int
 def _join(
     path: Path, encoder: Mapping[str, Mapping[str, str]], tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Our tensors from the file's: parts joined, a shared table copied into every block. And what was done, in words."""
+    """Our tensors from the file's, parts joined and a shared table copied into every block; and what was done."""
     joined: dict[str, Tensor] = {}
     changes: dict[str, None] = {}
     for name, keys in encoder.items():
@@ -169,7 +170,7 @@ def _join(
             continue
         order = next(order for order in PARTS if keys.keys() <= set(order))
         parts = [tensors[keys[part]] for part in order if part in keys]
-        if any(part.shape != parts[0].shape for part in parts):
+        if any(part.shape != parts[0].shape or not part.dim() for part in parts):
             raise UserError(f"{path}: the parts of {name} differ in shape: {', '.join(map(repr, keys.values())):.200}")
         if order[0] == "q" and name.endswith(".bias") and keys.keys() == {"q", "v"}:
             parts.insert(1, torch.zeros_like(parts[0]))
@@ -177,8 +178,9 @@ def _join(
         elif len(parts) != len(order):
             lacking = next(part for part in order if part not in keys)
             raise UserError(f"{path}: {name} lacks its part '{lacking}', beside {next(iter(keys.values()))!r:.80}")
+        else:
+            changes[f"{', '.join(order)} joined"] = None
         joined[name] = torch.cat(parts)
-        changes[f"{', '.join(order)} joined"] = None
     return joined, list(changes)
 
 

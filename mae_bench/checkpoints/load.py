@@ -16,7 +16,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from mae_bench.checkpoints.files import SYNTHETIC, check_hash, file_hash, json_metadata, read_tensors
+from mae_bench import places
+from mae_bench.checkpoints import proof
+from mae_bench.checkpoints.files import SYNTHETIC, json_metadata, read_tensors
 from mae_bench.checkpoints.layouts import (
     ANCHOR,
     LAYOUTS,
@@ -33,6 +35,7 @@ from mae_bench.encoders.patches import resample_kernel
 from mae_bench.encoders.positions import resize, resize_bias_table
 from mae_bench.encoders.vit import Encoder, EncoderOptions, random_encoder
 from mae_bench.errors import UserError
+from mae_bench.hashing import check_hash, file_hash
 from mae_bench.schema import Backbone
 
 __all__ = [
@@ -55,25 +58,45 @@ class LoadReport:
     file: str = ""  # name of the file; "" for a from-scratch encoder
     layout: str = ""
     prefix: str = ""  # stripped from every key of the file
+    target: str = ""  # of pre-training, as the recipe states it
     sha256: str = ""
     verified: str = ""  # what `check_hash` compared: "sha256", "sha256 prefix", "md5 prefix", or "" = nothing
+    seen: str = ""  # the recipe's own file: when it was first seen on this machine, unchanged since
+    fingerprint: list[float] = field(default_factory=list)  # `proof.fingerprint` of the encoder as it was pre-trained
     matched: int = 0
     total: int = 0
     new: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)  # new parameters of the model around the encoder, as patterns
     unused: dict[str, str] = field(default_factory=dict)
     transforms: list[str] = field(default_factory=list)
     synthetic: bool = False  # random weights that --smoke wrote
+
+    def complete(self, model: nn.Module, encoder: str) -> None:
+        """Account for the whole ``model``, whose encoder's parameters begin with ``encoder``: all others are new.
+
+        Raises:
+            UserError: a parameter is random and frozen, and this is no from-scratch baseline.
+        """
+        around = [name for name, _ in model.named_parameters() if not name.startswith(encoder)]
+        random = around + [encoder + name for name in self.new]
+        frozen = [name for name in random if not model.get_parameter(name).requires_grad]
+        if self.file and frozen:
+            raise UserError(
+                f"{frozen[0]} would be random and frozen: {self.file} does not hold it, and this task does not train it"
+            )
+        self.heads = _patterns(around)
 
     def line(self) -> str:
         """The report in one line."""
         if not self.file:
             return f"no weights loaded: all {self.total} encoder tensors are random ({self.layout})"
-        proof = self.verified or "unverified"
-        parts = [f"loaded {self.matched}/{self.total - len(self.new)} encoder tensors ({self.layout}, {proof}, "]
-        parts[0] += f"sha256 {self.sha256[:12]}…{', SYNTHETIC' if self.synthetic else ''})"
-        for word, names in (("new", self.new), ("unused", list(self.unused))):
+        proven = self.verified or "unverified" + (f", {self.seen}" if self.seen else "")
+        facts = [self.layout, self.target, proven, f"sha256 {self.sha256[:12]}…", "synthetic" if self.synthetic else ""]
+        loaded = f"loaded {self.matched}/{self.total - len(self.new)} encoder tensors"
+        parts = [f"{loaded} ({', '.join(filter(None, facts))})"]
+        for word, names in (("new", _patterns(self.new) + self.heads), ("unused", _patterns(list(self.unused)))):
             if names:
-                parts.append(f"{len(names)} {word}: {', '.join(_patterns(names))}")
+                parts.append(f"{word}: {', '.join(names)}")
         return "; ".join(parts + self.transforms)
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,17 +129,19 @@ def build_encoder(
         raise UserError(f"backbone '{backbone.name}' starts from scratch and takes no weights, but {file} was given")
     tensors, metadata = read_tensors(file)
     synthetic = metadata.get(SYNTHETIC) == "true"
+    weights = backbone.weights
     verified = ""
-    if backbone.weights.kind == "file" and not synthetic and file.name == Path(backbone.weights.file).name:
-        verified = check_hash(file, backbone.weights)
+    if weights.kind == "file" and not synthetic and file.name == Path(weights.file).name:
+        verified = check_hash(file, weights)
     found = detect(file, tensors, metadata)
     _check_layout(file, found, backbone)
     _check_architecture(file, found, json_metadata(metadata, "architecture"), backbone)
+    pretrained = {key: tensor.float() for key, tensor in found.encoder.items()}
     # On the meta device a tensor that nobody fills cannot be used at all: nothing is random by accident.
     with torch.device("meta"):
         encoder = Encoder(backbone.architecture, **options)
     names = list(encoder.state_dict())
-    state, unused, transforms = _adapt(found, encoder)
+    state, unused, transforms = _adapt(found, pretrained, encoder)
     new = {name: value for name, value in encoder.option_tensors().items() if name not in state}
     missing = [name for name in names if name not in state and name not in new]
     if missing:
@@ -124,12 +149,17 @@ def build_encoder(
     matched = len(state)
     state |= {name: torch.full(encoder.get_parameter(name).shape, value) for name, value in new.items()}
     encoder.load_state_dict(state, strict=True, assign=True)
+    sha256 = file_hash(file)
+    fingerprint = [] if synthetic else _fingerprint(file, backbone, pretrained)
     return encoder, LoadReport(
         file=file.name,
         layout=found.detail,
         prefix=found.prefix,
-        sha256=file_hash(file),
+        target=weights.target if weights.kind == "file" else "",
+        sha256=sha256,
         verified=verified,
+        seen=proof.remember(file, backbone, sha256, fingerprint) if fingerprint and _is_fetched(file, backbone) else "",
+        fingerprint=fingerprint,
         matched=matched,
         total=len(names),
         new=list(new),
@@ -137,6 +167,25 @@ def build_encoder(
         transforms=transforms,
         synthetic=synthetic,
     )
+
+
+def _is_fetched(file: Path, backbone: Backbone) -> bool:
+    """Whether this is the recipe's file in the weights folder, where a lock may be left beside it."""
+    return backbone.weights.kind == "file" and file == places.weights_root() / backbone.weights.file
+
+
+def _fingerprint(file: Path, backbone: Backbone, state: dict[str, Tensor]) -> list[float]:
+    """Features of the fixed picture by the encoder as it was pre-trained, whatever the task makes of it; compared with
+    the recipe's, where that has some. Empty for a ViTDet encoder, which is none without its task's windows."""
+    if backbone.architecture.rel_pos == "decomposed":
+        return []
+    with torch.device("meta"):
+        encoder = Encoder(backbone.architecture, final_norm=bool({"norm.weight", "fc_norm.weight"} & state.keys()))
+    encoder.load_state_dict(state, strict=True, assign=True)
+    found = proof.fingerprint(encoder, backbone.input)
+    if backbone.fingerprint:
+        proof.check_fingerprint(file, found, backbone.fingerprint, f"those of the recipe '{backbone.name}'")
+    return found
 
 
 def _check_layout(file: Path, found: Found, backbone: Backbone) -> None:
@@ -168,8 +217,8 @@ def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbo
     held, declared = facts(tensors), facts(meant)
     for key in (key for key in held if held[key] != declared[key]):
         raise UserError(
-            f"{file} holds {size} with {key} = {held[key]!r}, but backbone '{backbone.name}' declares {declared[key]!r}; "
-            f"name a backbone with {key} = {held[key]!r}, or correct the recipe's [architecture]"
+            f"{file} holds {size} with {key} = {held[key]!r}, but backbone '{backbone.name}' declares "
+            f"{declared[key]!r}; name a backbone with {key} = {held[key]!r}, or correct the recipe's [architecture]"
         )
     heads = {"heads": found.heads} if found.heads else {}
     for key, own in architecture.model_dump().items():
@@ -200,7 +249,9 @@ def _shape(sizes: Iterable[int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def _adapt(found: Found, encoder: Encoder) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
+def _adapt(
+    found: Found, pretrained: dict[str, Tensor], encoder: Encoder
+) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
     """The file's tensors as ``encoder`` needs them, those it has no use for, and what was changed."""
     architecture = encoder.architecture
     unused: dict[str, str] = {}
@@ -208,7 +259,7 @@ def _adapt(found: Found, encoder: Encoder) -> tuple[dict[str, Tensor], dict[str,
     stored = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in found.encoder.values()} - {"float32"})
     if stored:
         transforms.append(f"{', '.join(stored)} -> float32")
-    state = {key: tensor.float() for key, tensor in found.encoder.items()}
+    state = dict(pretrained)
     wanted = encoder.state_dict()
     for names, reason in (
         (("cls_token", "reg_token"), "this task uses no class token and no registers"),

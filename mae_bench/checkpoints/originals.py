@@ -205,8 +205,11 @@ def _quiet(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _from_pretrained(name: str, state: Tensors, beside: str, architecture: Architecture, **options: Any) -> Any:
-    """``transformers.<name>Model`` (or a class's full name) with its own conversion of older names, every tensor used."""
+def _from_pretrained(
+    name: str, state: Tensors, architecture: Architecture, build: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """The class ``name`` of transformers, filled by the library's own loading, which also knows the older names on the
+    hub. ``build`` goes to its constructor, ``options`` to its configuration."""
     transformers = _package("transformers")
     base = re.sub("(Model|For).*", "", name)
     config = getattr(transformers, base + "Config")(
@@ -220,33 +223,32 @@ def _from_pretrained(name: str, state: Tensors, beside: str, architecture: Archi
     )
     with _quiet(transformers):
         model, report = getattr(transformers, name).from_pretrained(
-            None, config=config, state_dict=_without(state, beside), output_loading_info=True, dtype=torch.float32
+            None, config=config, state_dict=_without(state, BESIDE_HF), output_loading_info=True, **(build or {})
         )
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        # transformers has no pooler of ViT's own weights: a new one stays unused
-        wrong = sorted(str(key) for key in report.get(what, ()) if not str(key).startswith("pooler.dense."))
-        if wrong:
+        if wrong := sorted(map(str, report.get(what, ()))):
             raise RefusedError(f"{what.replace('_', ' ')}: {wrong[0]!r:.100} ({len(wrong)} such)")
     return model.eval()
 
 
 def _hf_vit_mae(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
     """Nothing is masked, and ascending noise leaves the patches in their order."""
-    options = {"intermediate_size": _hidden(architecture), "mask_ratio": 0.0}
-    model = _from_pretrained("ViTMAEModel", state, BESIDE_HF, architecture, **options)
+    options: dict[str, Any] = {"intermediate_size": _hidden(architecture), "mask_ratio": 0.0}
+    model = _from_pretrained("ViTMAEModel", state, architecture, **options)
     noise_1N = torch.arange(architecture.grid**2, dtype=torch.float32)[None]
     return _title("transformers", model), model(images, noise=noise_1N).last_hidden_state
 
 
 def _hf_vit(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
-    model = _from_pretrained("ViTModel", state, BESIDE_HF, architecture, intermediate_size=_hidden(architecture))
+    options: dict[str, Any] = {"intermediate_size": _hidden(architecture)}
+    model = _from_pretrained("ViTModel", state, architecture, {"add_pooling_layer": False}, **options)
     return _title("transformers", model), model(images).last_hidden_state
 
 
 def _hf_beit(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
     """The final norm of a model of masked image modelling is outside the ``BeitModel``; there it is read by a hook."""
     masked = "lm_head.weight" in state
-    options = {
+    options: dict[str, Any] = {
         "intermediate_size": _hidden(architecture),
         "use_mask_token": any(key.endswith("embeddings.mask_token") for key in state),
         "use_absolute_position_embeddings": architecture.positions != "none",
@@ -258,9 +260,10 @@ def _hf_beit(state: Tensors, architecture: Architecture, images: Tensor) -> tupl
     }
     if masked:
         options["vocab_size"] = len(state["lm_head.weight"])
-        model = _from_pretrained("BeitForMaskedImageModeling", state, BESIDE_HF, architecture, **options)
+        model = _from_pretrained("BeitForMaskedImageModeling", state, architecture, **options)
         return _title("transformers", model), _output_of(model.layernorm, partial(model, images))
-    model = _from_pretrained("BeitModel", state, BESIDE_HF, architecture, **options)
+    build = {"add_pooling_layer": architecture.final_norm == "pooled"}
+    model = _from_pretrained("BeitModel", state, architecture, build, **options)
     output = model(images)
     tokens_1ND = output.last_hidden_state
     if architecture.final_norm == "pooled":
@@ -280,7 +283,7 @@ def _hf_dinov2(state: Tensors, architecture: Architecture, images: Tensor) -> tu
     if architecture.registers:
         options["num_register_tokens"] = architecture.registers
     name = "Dinov2WithRegistersModel" if architecture.registers else "Dinov2Model"
-    model = _from_pretrained(name, state, BESIDE_HF, architecture, **options)
+    model = _from_pretrained(name, state, architecture, **options)
     return _title("transformers", model), model(images).last_hidden_state
 
 
@@ -298,19 +301,20 @@ def _output_of(part: nn.Module, forward: Callable[[], object]) -> Tensor:
 # detectron2 and OpenMMLab
 
 
-def windows(state: Mapping[str, Tensor], architecture: Architecture) -> tuple[int, list[int], int]:
+def windows(state: Mapping[str, Tensor]) -> tuple[int, list[int], int]:
     """Of a ViTDet encoder, read from its tables ``blocks.i.attn.rel_pos_h``, (2*span-1, head_dim): the window, 0 where
     all blocks have the same span; the global blocks; the grid that their tables are made for."""
-    spans = [(len(state[f"blocks.{block}.attn.rel_pos_h"]) + 1) // 2 for block in range(architecture.depth)]
-    widest = max(spans)
-    if min(spans) == widest:
-        return 0, [], widest
-    return min(spans), [block for block, span in enumerate(spans) if span == widest], widest
+    tables = {int(key.split(".")[1]): table for key, table in state.items() if key.endswith(".attn.rel_pos_h")}
+    spans = {block: (table.numel() // table.shape[-1] + 1) // 2 for block, table in tables.items() if table.numel()}
+    window, span = min(spans.values(), default=0), max(spans.values(), default=0)
+    if window == span:
+        return 0, [], span
+    return window, sorted(block for block in spans if spans[block] == span), span
 
 
 def _vitdet(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
     vit = _package("detectron2.modeling.backbone.vit")
-    window, everywhere, span = windows(state, architecture)
+    window, everywhere, span = windows(state)
     model = vit.ViT(
         img_size=span * architecture.patch,
         patch_size=architecture.patch,
@@ -360,7 +364,7 @@ def _mmseg(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[
 
 
 def _mmpretrain(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
-    raise UnavailableError("mmpretrain is no dependency of this project: its last release needs an mmcv of before 2.2")
+    raise UnavailableError("mmpretrain is none of the packages that this project installs")
 
 
 Original = Callable[[Tensors, Architecture, Tensor], tuple[str, Tensor]]

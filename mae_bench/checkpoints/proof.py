@@ -100,8 +100,15 @@ def fingerprint(encoder: Encoder, statistics: Input) -> list[float]:
     return [float(f"{value.item():.5g}") for value in chosen]
 
 
+def check_finite(path: Path, found: list[float]) -> None:
+    """A UserError where weights that are finite give features that are not."""
+    if not all(map(math.isfinite, found)):
+        raise UserError(f"{path}: its features of the fixed picture are not finite; it is damaged, fetch it again")
+
+
 def deviation(found: list[float], meant: list[float]) -> float:
-    """Largest difference of two fingerprints, relative to the largest number of ``meant``; infinite if not comparable."""
+    """Largest difference of two fingerprints, relative to the largest number of ``meant``; infinite where they cannot
+    be compared."""
     if len(found) != len(meant) or not all(map(math.isfinite, [*found, *meant])):
         return math.inf
     largest = max(map(abs, meant)) or 1.0
@@ -115,9 +122,9 @@ def check_fingerprint(path: Path, found: list[float], meant: list[float], what: 
     if difference > TOLERANCE:
         raise UserError(
             f"{path}: its features of the fixed picture differ from {what} by {difference:.2g} (at most {TOLERANCE:g}, "
-            f"relative): they begin {_first(found)}, not {_first(meant)}; the tensors, the architecture or the mean and "
-            f"std are others than meant: `python -m mae_bench inspect {path} --as BACKBONE --prove` compares with the "
-            "original implementation"
+            f"relative): they begin {_first(found)}, not {_first(meant)}; the tensors, the architecture or the mean "
+            f"and std are others than meant: `python -m mae_bench inspect {path} --as BACKBONE --prove` compares with "
+            "the original implementation"
         )
 
 
@@ -157,7 +164,9 @@ def remember(path: Path, backbone: Backbone, sha256: str, found: list[float]) ->
     """
     weights = backbone.weights
     if not all(map(math.isfinite, found)):
-        raise UserError(f"{path}: its features of the fixed picture are not finite; the file is damaged, fetch it again")
+        raise UserError(
+            f"{path}: its features of the fixed picture are not finite; the file is damaged, fetch it again"
+        )
     now = Lock(
         sha256=sha256,
         size=path.stat().st_size,
@@ -171,8 +180,9 @@ def remember(path: Path, backbone: Backbone, sha256: str, found: list[float]) ->
         return ""
     if lock.sha256 != sha256:
         raise UserError(
-            f"{path} is not the file first seen {lock.date}: its sha256 was {lock.sha256[:12]}… ({lock.size} bytes) and is "
-            f"{sha256[:12]}… ({now.size} bytes); fetch it again, or if you replaced it on purpose delete {lock_file(path)}"
+            f"{path} is not the file first seen {lock.date}: its sha256 was {lock.sha256[:12]}… ({lock.size} bytes) and "
+            f"is {sha256[:12]}… ({now.size} bytes); fetch it again, or if you replaced it on purpose delete "
+            f"{lock_file(path)}"
         )
     if lock.recipe == now.recipe:
         check_fingerprint(path, found, lock.fingerprint, f"those first seen {lock.date} (in {lock_file(path).name})")

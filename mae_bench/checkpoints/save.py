@@ -46,26 +46,32 @@ def save_model(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, s
 
 
 def save_encoder(path: Path, encoder: Encoder, metadata: Mapping[str, str]) -> None:
-    """Write a plain encoder in our own layout: FAIR's names, and its architecture beside ``metadata``.
+    """Write an encoder in our own layout: our names, and its architecture beside ``metadata``.
 
     Refuses encoders that were adapted to a task (more tensors, no class token, another patch or grid): they are part
     of a model that the task has trained, which ``save_model`` keeps whole. The final norm alone may be missing.
     """
     architecture = encoder.architecture
-    plain = (architecture.patch, (architecture.grid, architecture.grid), 1)
-    if encoder.option_tensors() or (encoder.patch, encoder.grid, encoder.prefix) != plain:
+    declared = (architecture.patch, (architecture.grid, architecture.grid), architecture.prefix)
+    if encoder.option_tensors() or (encoder.patch, encoder.grid, encoder.prefix) != declared:
         raise ValueError("save_encoder keeps encoders as they were pre-trained; save an adapted one with save_model")
     own = {"format": FORMAT, "architecture": architecture.model_dump_json()}
     save_model(path, encoder.state_dict(), dict(metadata) | own)
 
 
 def write_synthetic(path: Path, backbone: Backbone, seed: int) -> None:
-    """A random encoder in the layout that the recipe's weights declare, marked as synthetic, to try the real loader."""
+    """A random encoder, marked as synthetic, to try the real loader: in the layout that the recipe's weights declare
+    where that has plain ViT names, else in our own, which every recipe of the architecture takes."""
     weights = backbone.weights
-    if weights.kind == "none" or (weights.kind == "file" and weights.layout == "fair_mae_finetuned"):
+    if weights.kind == "none":
         raise ValueError(f"backbone '{backbone.name}' loads no encoder file")
+    if backbone.architecture.rel_pos == "decomposed":
+        raise UserError(
+            f"backbone '{backbone.name}' is a ViTDet encoder, whose tables fit one task only: no random file can stand "
+            "in for it; give the real one with --weights FILE"
+        )
     encoder = random_encoder(backbone.architecture, seed)
-    if weights.kind == "made":
+    if weights.kind == "made" or weights.layout not in ("fair_mae", "vit", "vit_classifier"):
         save_encoder(path, encoder, {SYNTHETIC: "true"})
         return
     state = dict(encoder.state_dict())

@@ -73,6 +73,11 @@ class Architecture(Strict):
         return self.image_size // self.patch
 
     @property
+    def prefix(self) -> int:
+        """Tokens before the patch tokens: the class token and the registers."""
+        return int(self.class_token) + self.registers
+
+    @property
     def plain(self) -> bool:
         """Whether this is ViT's own architecture, without any variant's feature."""
         return not self.model_dump().keys() & (FEATURES - {"resize"}) and self.positions != "none"

@@ -1,0 +1,209 @@
+"""What a weight file holds, whether it is what a backbone means, and whether the original implementation agrees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mae_bench import recipes
+from mae_bench.checkpoints import proof
+from mae_bench.checkpoints.files import read_tensors
+from mae_bench.checkpoints.findings import Comparison, Declared, Inspection, TensorLine
+from mae_bench.checkpoints.layouts import Found, describe, detect, facts
+from mae_bench.checkpoints.load import build_encoder
+from mae_bench.checkpoints.originals import RefusedError, UnavailableError, original_features, windows
+from mae_bench.encoders.vit import Encoder, EncoderOptions
+from mae_bench.errors import UserError
+from mae_bench.hashing import check_hash, file_hash
+from mae_bench.schema import Architecture, Backbone
+
+# Largest difference of two features in float32; relative to the largest of all where that is more than 1.
+LIMIT = 1e-4
+MAX_WINDOW = 64  # patches along one side; ViTDet's have 14
+# The order of an encoder's tensors in the output: by the first part of the name, and in a block by the third.
+TOPS = ("cls_token", "reg_token", "pos_embed", "patch_embed", "blocks", "norm", "fc_norm")
+IN_BLOCK = ("norm1", "attn", "ls1", "norm2", "mlp", "ls2")
+
+
+def inspect(path: Path, backbone: Backbone | None, *, prove: bool) -> Inspection:
+    """Read a weight file without running any code in it, and say what it is.
+
+    With ``backbone`` it is loaded as that one, key by key. ``prove`` runs the original implementation beside ours.
+
+    Raises:
+        UserError: the file is damaged or unsafe, its layout is unknown, or it is not what the backbone means.
+    """
+    tensors, metadata = read_tensors(path)
+    found = detect(path, tensors, metadata)
+    fits = [] if backbone else _fits(found)
+    if prove and backbone is None:
+        such = fits[0] if fits else "BACKBONE"
+        raise UserError(f"--prove needs what no file holds, e.g. the mean and std of its pixels: add --as {such}")
+    sha256 = file_hash(path)
+    declared = comparison = None
+    if backbone is not None:
+        encoder, report = build_encoder(backbone, path, seed=0, **_options(path, found, backbone.architecture))
+        declared = _declared(path, sha256, backbone, encoder, report.line())
+        if prove:
+            comparison = _compare(found, tensors, encoder, backbone)
+    return Inspection(
+        file=path.name,
+        size=path.stat().st_size,
+        sha256=sha256,
+        wrapper=metadata.get("wrapper", ""),
+        beside=metadata.get("beside", ""),
+        layout=found.layout,
+        detail=found.detail,
+        prefix=found.prefix,
+        encoder=describe(found.encoder),
+        facts=facts(found.encoder) | ({"heads": found.heads} if found.heads else {}),
+        parameters=sum(tensor.numel() for tensor in found.encoder.values()),
+        tensors=[
+            _line(name, found.sources.get(name, [name]), found.encoder[name])
+            for name in sorted(found.encoder, key=_place)
+        ],
+        changes=found.changes,
+        unused=found.unused,
+        fits=fits,
+        declared=declared,
+        comparison=comparison,
+    )
+
+
+def _place(name: str) -> tuple[int, int, int]:
+    top, *rest = name.split(".")
+    if top != "blocks":
+        return TOPS.index(top), 0, 0
+    return TOPS.index(top), int(rest[0]), IN_BLOCK.index(rest[1])
+
+
+def _line(name: str, sources: list[str], tensor: Tensor) -> TensorLine:
+    values = tensor.float()
+    mean = std = None
+    if not values.numel():
+        note = "empty"
+    elif not values.isfinite().all():
+        note = "NaN or infinite"
+    else:
+        low, high = values.aminmax()
+        note = "" if low < high or values.numel() == 1 else "constant" if high else "all zero"
+        std, mean = (_finite(number.item()) for number in torch.std_mean(values, correction=0))
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorLine(name, sources, list(tensor.shape), dtype, mean, std, note)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _fits(found: Found) -> list[str]:
+    """Names of the recipes whose weights have this layout and these shapes."""
+    names = []
+    shapes = _shapes(found.encoder)
+    for name in sorted(recipes.index("backbone")):
+        backbone = recipes.load_backbone(name)
+        weights, architecture = backbone.weights, backbone.architecture
+        layout = weights.layout if weights.kind == "file" else "mae_bench"
+        if backbone.refused or weights.kind == "none" or found.layout not in (layout, "mae_bench"):
+            continue
+        with torch.device("meta"):
+            encoder = Encoder(architecture, final_norm=_normed(found), rel_pos=architecture.rel_pos)
+        if _shapes(encoder.state_dict()) == shapes and found.heads in (0, architecture.heads):
+            names.append(name)
+    return names
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """ViTDet's tables are left out: their shapes follow the windows of the task that trained them."""
+    return {name: value.shape for name, value in state.items() if not name.endswith((".rel_pos_h", ".rel_pos_w"))}
+
+
+def _normed(found: Found) -> bool:
+    """Our own files may lack the final norm, where the encoder was trained without one."""
+    return found.layout != "mae_bench" or not {"norm.weight", "fc_norm.weight"}.isdisjoint(found.encoder)
+
+
+def _options(path: Path, found: Found, architecture: Architecture) -> EncoderOptions:
+    """What the encoder needs to take every tensor of the file."""
+    if architecture.rel_pos != "decomposed":
+        return {"final_norm": _normed(found)}
+    window, everywhere, span = windows(found.encoder)
+    if window > MAX_WINDOW:
+        raise UserError(f"{path}: rel_pos_h is made for windows of {window} patches; expected at most {MAX_WINDOW}")
+    return {"window": window, "global_blocks": everywhere, "rel_pos": "decomposed", "rel_pos_grid": (span, span)}
+
+
+def _declared(path: Path, sha256: str, backbone: Backbone, encoder: Encoder, loaded: str) -> Declared:
+    weights, use, statistics = backbone.weights, backbone.published, backbone.input
+    numbers = proof.fingerprint(encoder, statistics)
+    proof.check_finite(path, numbers)
+    about = {"mean": _numbers(statistics.mean), "std": _numbers(statistics.std)}
+    if weights.kind == "file":
+        about["licence"] = weights.licence
+        about["pre-trained"] = f"{weights.target}, {weights.pretrain_data}, {weights.pretrain_epochs} epochs"
+        about["source"] = weights.source
+    if use is not None:
+        about["published"] = f"crop {use.crop:g}, {use.interpolation}, pool {use.pool} ({use.source})"
+    return Declared(
+        backbone=backbone.name,
+        loaded=loaded,
+        hash=_hash(path, backbone),
+        about=about,
+        fingerprint=numbers,
+        fingerprint_is=_fingerprint_is(numbers, backbone.fingerprint),
+        first_seen=_first_seen(path, sha256),
+    )
+
+
+def _numbers(values: list[float]) -> str:
+    return " ".join(f"{value:g}" for value in values)
+
+
+def _hash(path: Path, backbone: Backbone) -> str:
+    weights = backbone.weights
+    if weights.kind != "file":
+        return "the recipe's weights are made here: none is published"
+    try:
+        equal = check_hash(path, weights)
+    except UserError:
+        return f"DIFFERS from the published file's ({weights.sha256 or weights.md5_prefix})"
+    return f"{equal} as published" if equal else "the recipe states none: unverified"
+
+
+def _fingerprint_is(found: list[float], meant: list[float]) -> str:
+    if not meant:
+        return "the recipe states none"
+    difference = proof.deviation(found, meant)
+    return (
+        "equal to the recipe's" if difference <= proof.TOLERANCE else f"DIFFERS from the recipe's by {difference:.2g}"
+    )
+
+
+def _first_seen(path: Path, sha256: str) -> str:
+    lock = proof.read_lock(path)
+    if lock is None:
+        return "no lock beside the file"
+    return f"{lock.date}, {'the same file' if lock.sha256 == sha256 else 'CHANGED since'}"
+
+
+def _compare(found: Found, tensors: Mapping[str, Tensor], encoder: Encoder, backbone: Backbone) -> Comparison:
+    images = proof.normalised(proof.picture(backbone.architecture.image_size), backbone.input)
+    try:
+        original, theirs = original_features(found.layout, tensors, found.prefix, backbone.architecture, images)
+    except UnavailableError as error:
+        return Comparison(None, reason=str(error))
+    except RefusedError as error:
+        return Comparison(False, reason=f"the original refuses the file's tensors: {error}")
+    ours = proof.features(encoder, images)
+    if ours.shape != theirs.shape:
+        reason = f"their shape is {tuple(theirs.shape)}, ours {tuple(ours.shape)}"
+        return Comparison(False, original, theirs.numel(), reason=reason)
+    difference, largest = (ours - theirs).abs().max().item(), theirs.abs().max().item()
+    if not math.isfinite(difference):
+        return Comparison(False, original, theirs.numel(), reason="they are not finite")
+    limit = LIMIT * max(1.0, largest)
+    return Comparison(difference <= limit, original, theirs.numel(), difference, limit)
