@@ -171,7 +171,7 @@ def _weights() -> Iterator[Finding]:
         backbone: Backbone = recipes.load_backbone(name)
         if isinstance(backbone.weights, FileWeights) and not backbone.refused:
             file = places.weights_root() / backbone.weights.file
-            mend = f"curl --create-dirs -Lo {file} {backbone.weights.url}"
+            mend = f"python -m mae_bench fetch {name}"
             yield Finding(file.is_file(), f"weights of {name}", str(file), mend, needed=False)
 
 

@@ -14,6 +14,7 @@ from huggingface_hub import ModelCard
 
 from mae_bench.checkpoints import card
 from mae_bench.checkpoints.export import export
+from mae_bench.checkpoints.load import build_encoder
 from mae_bench.recipes import load_backbone, resolve_task
 from mae_bench.schema.backbone import Target
 
@@ -31,6 +32,7 @@ def test_every_target_of_pre_training_has_words() -> None:
         ("Apache-2.0", "apache-2.0", None),
         ("DINOv3 License", "other", "dinov3-license"),
         (HOSTILE, "other", "x-license-mit-b-a-http-b-b-c-31m"),
+        ("No", "other", "no"),  # which YAML would take for false
         ("", "other", "unnamed"),
     ],
 )
@@ -52,20 +54,22 @@ def test_texts_of_a_recipe_stay_texts(licence: str, identifier: str, name: str |
 def test_the_card_says_whose_the_weights_are(tmp_path: Path) -> None:
     path = save_pth(tmp_path / "meant.pth", timm_state())
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    export(path, backbone(sha256=digest), "timm", tmp_path / "out")
+    recipe = backbone(sha256=digest)
+    _, report = build_encoder(recipe, path, seed=0)
+    export(path, recipe, "timm", tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
     for words in (
         "Published at `https://example.org/meant.pth`: its sha256 is the published one",
         r"IN1K, 1600 epochs; target: pixels of masked patches, normalised per patch",
         "Licence: CC-BY-NC-4.0",
         f"Source file: `meant.pth`, sha256 `{digest}`",
-        "Load report: `loaded 30/30 encoder tensors (FAIR MAE encoder, sha256, ",
+        f"Load report: `{report.line()}`",
         "mean [0.5, 0.5, 0.5], std [0.25, 0.25, 0.25]",
         "timm interpolates the positions otherwise than mae_bench (`fair`)",
     ):
         assert words in text
     path.rename(tmp_path / "copy.pth")
-    export(tmp_path / "copy.pth", backbone(sha256=digest), "hf", tmp_path / "hf")
+    export(tmp_path / "copy.pth", recipe, "hf", tmp_path / "hf")
     text = (tmp_path / "hf" / "README.md").read_text()
     assert "not proven by a hash to be that file" in text
     assert "transformers interpolates the positions as mae_bench does" in text

@@ -47,6 +47,20 @@ def test_logits_equal_timms_vit(mode: str, pool: str, theirs: str) -> None:
     torch.testing.assert_close(model(images), reference(images), rtol=1e-5, atol=1e-5)
 
 
+def test_registers_are_not_averaged_and_a_pooled_norm_comes_after_the_mean() -> None:
+    architecture = make_backbone(registers=3, final_norm="pooled").architecture
+    encoder = Encoder(architecture)
+    encoder.initialise(0)
+    torch.nn.init.normal_(encoder.fc_norm.weight)
+    model = Classifier(encoder, linear(pool="mean", head_norm=False), 3, BACKBONE.input, seed=0).eval()
+    images = torch.randn(4, 3, 8, 8)
+    tokens = encoder.tokens(images)
+    assert tokens.shape == (4, 1 + 3 + 4, 16)
+    normed = F.layer_norm(tokens[:, 4:].mean(1), (16,), encoder.fc_norm.weight, encoder.fc_norm.bias, eps=1e-6)
+    torch.testing.assert_close(model.features(images), normed)
+    assert (model.features(images) - encoder.fc_norm(tokens[:, 1:].mean(1))).abs().max() > 1e-3
+
+
 def test_the_probe_is_norm_and_linear_layer_on_the_final_norm() -> None:
     model = _classifier(linear()).eval()
     model.head_norm.running_mean.normal_()

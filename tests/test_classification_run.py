@@ -82,6 +82,14 @@ def test_supervised_training_leaves_an_encoder_that_loads(tmp_path: Path) -> Non
     assert (report.matched, report.new, report.unused) == (report.total, [], {})
 
 
+def test_supervised_training_at_another_size_leaves_no_encoder(tmp_path: Path) -> None:
+    """Its position table is of another grid than the backbone's, so it is a model of this task alone."""
+    dataset = make_pictures(tmp_path / "data")
+    run(classification_job(tmp_path, "run", finetune(pool="cls", image_size=16, steps=1), dataset))
+    assert (tmp_path / "run/model.safetensors").is_file()
+    assert not (tmp_path / "run/encoder.safetensors").exists()
+
+
 def test_the_order_of_images_and_the_seed_matter(tmp_path: Path) -> None:
     dataset = make_pictures(tmp_path / "data")
     losses = []

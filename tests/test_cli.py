@@ -122,5 +122,11 @@ def test_missing_weights_name_the_file_the_place_and_the_command(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", "--task", "tiny_linear", "--backbone", "vit_b_mae"]) == 2
     error = capsys.readouterr().err
-    for part in ("mae_pretrain_vit_base.pth", "curl", "https://dl.fbaipublicfiles.com/mae/", "CC-BY-NC", "--smoke"):
+    for part in (
+        "mae_pretrain_vit_base.pth",
+        "mae_bench fetch vit_b_mae",
+        "https://dl.fbaipublicfiles.com/mae/",
+        "CC-BY-NC",
+        "--smoke",
+    ):
         assert part in error

@@ -16,7 +16,7 @@ def test_this_environment_can_run_everything(capsys: pytest.CaptureFixture[str])
     assert "everything needed is installed" in text
     for name in ("detectron2", "onedl-mmsegmentation", "torch", "weights of vit_b_mae", "data of coco"):
         assert name in text
-    assert "curl --create-dirs -Lo" in text  # weights are absent here: the command is given
+    assert "python -m mae_bench fetch vit_b_mae" in text  # weights are absent here: the command is given
 
 
 def test_only_what_the_task_needs(capsys: pytest.CaptureFixture[str]) -> None:

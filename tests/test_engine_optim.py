@@ -17,7 +17,9 @@ from mae_bench.errors import UserError
 class _Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = Encoder(make_backbone().architecture, rel_pos="bias", layer_scale=0.1)
+        features = {"registers": 2, "mlp": "swiglu", "final_norm": "pooled"}
+        self.encoder = Encoder(make_backbone(**features).architecture, rel_pos="bias", layer_scale=0.1)
+        self.detector = Encoder(make_backbone().architecture, class_token=False, rel_pos="decomposed")
         self.decoder_pos_embed = nn.Parameter(torch.zeros(1, 4, 16))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, 16))
         self.conv = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(1, 4), nn.BatchNorm2d(4))
@@ -39,6 +41,7 @@ def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
     ("name", "kind", "layer"),
     [
         ("encoder.cls_token", "tokens", 0),
+        ("encoder.reg_token", "tokens", 0),
         ("encoder.pos_embed", "positions", 0),
         ("encoder.patch_embed.proj.weight", "weight", 0),
         ("encoder.patch_embed.proj.bias", "bias", 0),
@@ -47,7 +50,11 @@ def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
         ("encoder.blocks.1.attn.qkv.bias", "bias", 2),
         ("encoder.blocks.0.attn.relative_position_bias_table", "rel_pos", 1),
         ("encoder.blocks.0.ls1.gamma", "layer_scale", 1),
-        ("encoder.norm.weight", "norm", 3),
+        ("encoder.blocks.1.ls2.gamma", "layer_scale", 2),
+        ("encoder.blocks.1.mlp.fc1.weight", "weight", 2),
+        ("encoder.fc_norm.weight", "norm", 3),
+        ("detector.blocks.0.attn.rel_pos_h", "rel_pos", 3),
+        ("detector.norm.bias", "norm", 3),
         ("decoder_pos_embed", "positions", 3),
         ("mask_token", "tokens", 3),
         ("conv.0.weight", "weight", 3),

@@ -23,10 +23,13 @@ ARROWS = {
     "reporting": FOUNDATION,
     "data": FOUNDATION,
     "encoders": FOUNDATION,
-    "checkpoints": FOUNDATION | {"encoders"},
+    "hashing": {"errors", "schema"},
+    "download": {"errors", "schema"},
+    "checkpoints": FOUNDATION | {"encoders", "hashing"},
     "engine": FOUNDATION | {"data"},
     **{room: FOUNDATION | {"engine", "encoders", "checkpoints", "data"} for room in PIPELINES},
-    "weights": FOUNDATION | {"checkpoints", "engine"},
+    "weights": FOUNDATION | {"checkpoints", "engine", "hashing"},
+    "fetch": FOUNDATION | {"download", "hashing", "weights"},
 }
 
 
@@ -67,6 +70,7 @@ def test_every_room_has_its_arrows() -> None:
         "mae_bench.schema",
         "mae_bench.reporting.record",
         "mae_bench.runs",
+        "mae_bench.fetch",
     ],
 )
 def test_importing_it_imports_no_torch(module: str) -> None:

@@ -140,14 +140,27 @@ def test_gradients_equal_transformers(norm_pix: bool) -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-6)
 
 
-def test_only_visible_patches_are_embedded_and_to_the_same_tokens() -> None:
-    model = perturbed(build())
+FITTING = [{}, {"class_position": False}, {"mlp": "swiglu", "layer_scale": True}, {"positions": "learned"}]
+
+
+@pytest.mark.parametrize("features", FITTING)
+def test_only_visible_patches_are_embedded_and_to_the_same_tokens(features: dict[str, object]) -> None:
+    model = perturbed(build(ARCHITECTURE.model_copy(update=features)))
     images, noise = batch()
     masking, visible, _ = model.split(images, noise)
     encoder = model.encoder
     embedded = masking.shuffled(encoder.embed(images))[:, : masking.keep]
     plain = encoder.encode(encoder.with_prefix(embedded))
     torch.testing.assert_close(model.encode(visible, masking), plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", FITTING)
+def test_features_of_variants_train(features: dict[str, object]) -> None:
+    """Those that MAE pre-training takes (`pretraining.run` refuses the others)."""
+    model = build(ARCHITECTURE.model_copy(update=features))
+    model(*batch(), mode="loss")["loss"].backward()
+    for name, parameter in model.named_parameters():
+        assert not parameter.requires_grad or parameter.grad.abs().sum() > 0, name
 
 
 def test_hidden_pixels_reach_no_prediction() -> None:

@@ -80,6 +80,42 @@ def test_the_encoder_file_is_the_made_backbones(trained: Outcome) -> None:
         assert torch.equal(tensor, state[name]), name
 
 
+def test_a_variant_that_fits_leaves_an_encoder_that_loads(tmp_path: Path) -> None:
+    this = job(tmp_path)
+    features = {"mlp": "swiglu", "mlp_ratio": 8 / 3, "layer_scale": True, "class_position": False}
+    shape = this.backbone.architecture.model_copy(update=features)
+    this.backbone = this.backbone.model_copy(update={"architecture": shape})
+    outcome = run(this)
+    made = load_backbone("vit_t_mae").model_copy(update={"architecture": shape})
+    encoder, report = build_encoder(made, outcome.weights, seed=0)
+    assert (report.matched, report.new, report.unused) == (report.total, [], {})
+    assert encoder.pos_embed.shape[1] == 64
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"registers": 4}, "registers = 4"),
+        ({"class_token": False}, "class_token = false"),
+        ({"positions": "none"}, "positions = none"),
+        ({"rel_pos": "bias"}, "rel_pos = bias"),
+        ({"rel_pos": "decomposed", "class_token": False, "final_norm": "none"}, "class_token = false"),
+        ({"final_norm": "pooled"}, "final_norm = pooled"),
+        ({"final_norm": "none"}, "final_norm = none"),
+    ],
+)
+def test_variants_that_mae_is_not_defined_for_are_refused(
+    features: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is built or read."""
+    monkeypatch.setattr("mae_bench.pretraining.run.build_encoder", None)
+    this = job(tmp_path)
+    shape = this.backbone.architecture.model_copy(update=features)
+    this.backbone = this.backbone.model_copy(update={"architecture": shape})
+    with pytest.raises(UserError, match=f"'vit_t_mae' has {message}, for which MAE pre-training is not defined"):
+        run(this)
+
+
 def test_it_learns(tmp_path: Path) -> None:
     settings = ("batch=8", "steps=60", "warmup_steps=5", "base_lr=3e-3", "crop_scale=[0.9,1.0]")
     outcome = run(job(tmp_path, *settings))

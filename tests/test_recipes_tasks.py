@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from mae_bench import runs
+from mae_bench.classification.adapter import check_pooling
+from mae_bench.detection import adapter as detection
 from mae_bench.engine.job import Options
 from mae_bench.engine.plan import make_plan
 from mae_bench.errors import UserError
-from mae_bench.recipes import ResolvedTask, index, load_backbone, load_task, resolve_task
-from mae_bench.schema import DetectionValues, SegmentationValues
+from mae_bench.recipes import ResolvedTask, digest, index, load_backbone, load_task, resolve_task
+from mae_bench.reporting import store
+from mae_bench.schema import Backbone, ClassificationValues, DetectionValues, SegmentationValues
+from mae_bench.schema.base import Init, Size
+from mae_bench.segmentation import adapter as segmentation
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS, BACKBONES = sorted(index("task")), sorted(index("backbone"))
 FULL = {"imagenet_pretrain", "imagenet_linear", "imagenet_finetune", "coco", "ade20k"}
 TINY = {f"tiny_{name}" for name in ("pretrain", "supervised", "linear", "finetune", "coco", "ade20k")}
 PHOTOS = {"coco_small", "camvid", "cifar10_pretrain", "cifar10_linear", "cifar10_finetune"}
-# Pre-training makes MAE's weights; everything else takes any encoder.
-REFUSED = [(t, b) for t in TASKS for b in BACKBONES if t.endswith("_pretrain") and not b.endswith("_mae")]
-RUNNABLE = [(t, b) for t in TASKS for b in BACKBONES if (t, b) not in REFUSED]
+SIZES, INITS = get_args(Size), get_args(Init)
+# One backbone of every size and initialisation, which is all that a layer can ask for.
+FIRST = list({(b.size, b.init): name for name in reversed(BACKBONES) for b in (load_backbone(name),)}.values())
 
 
-def _resolved() -> list[ResolvedTask]:
-    return [resolve_task(task, load_backbone(backbone)) for task, backbone in RUNNABLE]
+def _of(size: str, init: str) -> Backbone:
+    """A backbone of a size and initialisation of which none need be shipped, as a user may bring one."""
+    return load_backbone("vit_b_mae").model_copy(update={"name": f"vit_{size}_{init}", "size": size, "init": init})
+
+
+def _refuses(task: str, init: str) -> bool:
+    """Pre-training makes MAE's weights alone; windows have no place for BEiT's table."""
+    pretrains = task.endswith("_pretrain") and init != "mae"
+    return pretrains or (task in ("coco", "coco_small", "tiny_coco") and init.startswith("beit"))
+
+
+REFUSED = [(t, b) for t in TASKS for b in FIRST if _refuses(t, load_backbone(b).init)]
+RUNNABLE = [(t, b) for t in TASKS for b in FIRST if (t, b) not in REFUSED]
+
+
+def _resolved(task: str) -> list[ResolvedTask]:
+    combinations = itertools.product(SIZES, [init for init in INITS if not _refuses(task, init)])
+    return [resolve_task(task, _of(size, init)) for size, init in combinations]
 
 
 def test_the_tasks_are_these() -> None:
@@ -33,9 +57,39 @@ def test_the_tasks_are_these() -> None:
 
 
 @pytest.mark.parametrize(("task", "backbone"), REFUSED)
-def test_pretraining_is_for_mae_backbones(task: str, backbone: str) -> None:
-    with pytest.raises(UserError, match="pre-training makes the weights of an MAE backbone"):
+def test_what_cannot_run_is_refused_by_name_and_with_what_can(task: str, backbone: str) -> None:
+    why = "pre-training makes .*; name one, e.g. vit_" if task.endswith("_pretrain") else "windows .*; use a .* vit_"
+    with pytest.raises(UserError, match=f"task '{task}' cannot run with '{backbone}': .*{why}"):
         resolve_task(task, load_backbone(backbone))
+
+
+# Nothing else that is shipped is refused by the four full transfers.
+UNRUNNABLE = {(task, name) for task in FULL for name in BACKBONES if load_backbone(name).refused} | {
+    ("coco", f"vit_{size}_{kind}") for size in "bl" for kind in ("beit", "beit_v2")
+}
+
+
+@pytest.mark.parametrize("task", sorted(FULL - {"imagenet_pretrain"}))
+def test_every_backbone_meets_every_full_protocol_or_is_refused_by_name(task: str) -> None:
+    """By the checks that the pipelines themselves make before a run."""
+    refused = set()
+    for name in BACKBONES:
+        try:
+            backbone = runs._runnable(load_backbone(name))
+            values = resolve_task(task, backbone).values
+            if isinstance(values, ClassificationValues):
+                check_pooling(values, backbone)
+                assert values.image_size % backbone.architecture.patch == 0
+            elif isinstance(values, DetectionValues):
+                detection.check(values, backbone)
+            else:
+                segmentation.check_values(values, backbone, classes=150)
+        except UserError as refusal:
+            message = str(refusal)
+            assert f"'{name}'" in message and "\n" not in message
+            assert re.search(r"use (a backbone .*, e\.g\. )?vit_\w+", message), f"{message}: no mending edit"
+            refused.add((task, name))
+    assert refused == {pair for pair in UNRUNNABLE if pair[0] == task}
 
 
 @pytest.mark.parametrize(("task", "backbone"), RUNNABLE)
@@ -77,9 +131,29 @@ def test_sizes_fit_the_encoder(task: str, backbone: str) -> None:
 def test_every_layer_reaches_a_run(task: str) -> None:
     """A layer that no backbone takes is a slip in its `when`; so is one whose every value is set again later."""
     recipe = load_task(task)
-    places = {origin.place for r in _resolved() if r.task == recipe for origin in r.origins.values()}
+    places = {origin.place for resolved in _resolved(task) for origin in resolved.origins.values()}
     for number, _ in enumerate(recipe.layer, 1):
         assert any(place.startswith(f"tasks/{task}/task.toml layer {number} ") for place in places), number
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("init", INITS)
+def test_an_initialisation_resolves_at_every_size_or_at_none(task: str, init: str) -> None:
+    """Also where no backbone is shipped: a user may bring one, and no combination falls through the layers."""
+    for size in SIZES:
+        if _refuses(task, init):
+            with pytest.raises(UserError, match="cannot run with"):
+                resolve_task(task, _of(size, init))
+        else:
+            assert resolve_task(task, _of(size, init)).protocol == load_task(task).protocol
+
+
+@pytest.mark.parametrize("task", sorted(FULL))
+@pytest.mark.parametrize("size", ["s", "t"])
+def test_nothing_is_published_of_the_small_sizes(task: str, size: str) -> None:
+    for resolved in (resolve_task(task, _of(size, init)) for init in INITS if not _refuses(task, init)):
+        lr = "epochs" if (task, size) == ("imagenet_pretrain", "t") else "base_lr"
+        assert lr in resolved.ours
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -133,3 +207,15 @@ def test_baselines_are_treated_fairly(task: str) -> None:
     assert scratch.layer_decay == 1.0
     assert (scratch.epochs, scratch.steps) >= (mae.epochs, mae.steps)
     assert (supervised.epochs, supervised.steps) == (mae.epochs, mae.steps)
+
+
+def test_committed_records_are_of_todays_recipes() -> None:
+    """A recipe that changed since a record was promoted would leave its row without an experiment that can be run."""
+    files = sorted((ROOT / "results" / "runs").rglob("*.json"))
+    assert files
+    for record in store.load_records(files):
+        backbone = load_backbone(record.backbone)
+        if record.engine == "pretraining":
+            backbone = runs._untrained(backbone)
+        assert not record.overridden
+        assert digest(runs._recipe(resolve_task(record.task, backbone), backbone)) == record.recipe_hash, record.run_id

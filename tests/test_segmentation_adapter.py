@@ -324,21 +324,21 @@ def test_every_value_reaches_the_model(change: dict[str, Any]) -> None:
     ],
 )
 def test_values_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
-    check_values(values(), backbone().architecture, 8)
+    check_values(values(), backbone(), 8)
     with pytest.raises(UserError, match=message) as caught:
-        check_values(values(**change), backbone().architecture, 8)
+        check_values(values(**change), backbone(), 8)
     assert "\n" not in str(caught.value)
 
 
 def test_a_single_class_is_refused() -> None:
     with pytest.raises(UserError, match="1 class"):
-        check_values(values(), backbone().architecture, 1)
+        check_values(values(), backbone(), 1)
 
 
 def test_whole_pictures_of_another_grid_interpolate_positions() -> None:
     """Without the relative bias any grid goes; the position table is resized, not cut."""
     model = segmenter(values(test_mode="whole", stride=0, resize=[64, 64], rel_pos=False))
-    check_values(values(test_mode="whole", stride=0, resize=[64, 64], rel_pos=False), backbone().architecture, 8)
+    check_values(values(test_mode="whole", stride=0, resize=[64, 64], rel_pos=False), backbone(), 8)
     data = batch(size=48, count=1)
     with torch.no_grad():
         assert model.val_step(data)[0].shape == (48, 48)

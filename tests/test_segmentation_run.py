@@ -120,7 +120,7 @@ def test_smoke_values_fit_every_size(task: str, name: str) -> None:
     recipe = load_backbone(name)
     resolved = resolve_task(task, recipe)
     reduced = resolved.changed(**smoke(resolved.values, recipe)).values
-    check_values(reduced, recipe.architecture, 150)
+    check_values(reduced, recipe, 150)
     assert reduced.image_size == 4 * recipe.architecture.patch
     assert reduced.taps == resolved.values.taps and reduced.head_width == resolved.values.head_width
 

@@ -87,7 +87,7 @@ def _load(file: Path, backbone: Backbone) -> Loaded:
 
 
 def _save(tensors: dict[str, Tensor], folder: Path) -> None:
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})  # transformers asks for the format
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})  # transformers 4 asks for it
 
 
 def _dump(values: dict[str, Any], path: Path) -> None:
@@ -256,7 +256,7 @@ def _write_hf(loaded: Loaded, folder: Path) -> None:
     crop, interpolation = _preprocessing(loaded.backbone)
     side = loaded.backbone.architecture.image_size
     processor = {
-        "image_processor_type": "BitImageProcessor",  # ViT's own squeezes pictures into a square
+        "image_processor_type": "BitImageProcessor",  # ViT's own crops nothing before transformers 5
         "do_convert_rgb": True,
         "do_resize": True,
         "size": {"shortest_edge": round(side / crop)},

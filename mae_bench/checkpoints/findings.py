@@ -14,7 +14,7 @@ from typing import Any
 from mae_bench.schema import Architecture
 
 MAX_KINDS = 60  # of tensors in the text; a ViT has about 20
-MAX_PATTERNS = 4  # of names in one line
+MAX_PATTERNS = 2  # of names in one line
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,14 @@ class Declared:
     """A file loaded as a backbone: what the recipe says of its weights, and how the file compares."""
 
     backbone: str
-    loaded: str  # the load report in one line
-    hash: str  # how it compares with the published one
+    report: str  # the load report in one line
     about: dict[str, str]  # the recipe's facts for people
+    hash: str  # what of it is published: "sha256", "sha256 prefix", "md5 prefix", or "" = nothing
+    published: bool | None  # whether the file has that hash; None: nothing to compare
     fingerprint: list[float]
-    fingerprint_is: str  # how it compares with the recipe's
-    first_seen: str  # how the file compares with its lock
+    expected: bool | None  # whether it is the recipe's; None: the recipe states none
+    first_seen: str  # date in the file's lock; "" = no lock
+    unchanged: bool | None  # whether the file has the hash in its lock; None: no lock
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,16 @@ class Inspection:
         """Whether the original implementation gives the same features; None where nothing was compared."""
         return self.comparison.proven if self.comparison else None
 
+    @property
+    def sound(self) -> bool:
+        """Whether nothing that was compared differs: hash, fingerprint, lock, features of the original."""
+        one = self.declared
+        compared = [self.proven, *([one.published, one.expected, one.unchanged] if one else [])]
+        return False not in compared
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self) | {"proven": self.proven}
+        return asdict(self) | {"proven": self.proven, "sound": self.sound}
 
     def text(self) -> str:
         """For people: short; tensors that differ by the number of their block alone are on one line."""
@@ -146,8 +155,10 @@ def shown(text: str, most: int = 80) -> str:
 
 
 def starred(key: str) -> str:
-    """The number of the block as ``*``: the first number that is a whole part of the name."""
-    return re.sub(r"(?<=\.)\d+(?=\.)|(?<=encoderblock_)\d+", "*", key, count=1)
+    """The number of the block as ``*``: the first number that is a whole part of the name (and where DINOv2 has blocks
+    in chunks, the second)."""
+    found = re.search(r"(?<=\.)\d+(\.\d+)?(?=\.)|(?<=encoderblock_)\d+", key)
+    return key[: found.start()] + ("*.*" if found[1] else "*") + key[found.end() :] if found else key
 
 
 def joined(keys: list[str]) -> str:
@@ -178,15 +189,27 @@ def _features(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {str(value).lower()}" for key, value in told.items())
 
 
-def _declared(declared: Declared) -> list[str]:
-    pairs = [("loaded", shown(declared.loaded, 1000)), ("hash", declared.hash)]
-    pairs += [(name, shown(value, 300)) for name, value in declared.about.items()]
+def _declared(one: Declared) -> list[str]:
+    # What follows in the report is told above.
+    pairs = [("report", shown(one.report.partition("; ")[0], 300))]
+    pairs += [(name, shown(value, 300)) for name, value in one.about.items()]
     pairs += [
-        ("fingerprint", declared.fingerprint_is),
-        ("", "[" + ", ".join(f"{number:g}" for number in declared.fingerprint) + "]"),
-        ("first seen", declared.first_seen),
+        (
+            "hash",
+            f"{one.hash}: {_verdict(one.published)} the published one" if one.hash else "none published: unverified",
+        ),
+        ("fingerprint", "the recipe states none" if one.expected is None else f"{_verdict(one.expected)} the recipe's"),
+        ("", "[" + ", ".join(f"{number:g}" for number in one.fingerprint) + "]"),
+        (
+            "first seen",
+            f"{one.first_seen}: {_verdict(one.unchanged)} that file" if one.first_seen else "no lock beside it",
+        ),
     ]
-    return [f"as {declared.backbone}", *_aligned(pairs)]
+    return [f"as {one.backbone}", *_aligned(pairs)]
+
+
+def _verdict(equal: bool | None) -> str:
+    return "equal to" if equal else "DIFFERS FROM"
 
 
 def _compared(comparison: Comparison) -> str:

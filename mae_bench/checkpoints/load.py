@@ -32,7 +32,7 @@ from mae_bench.checkpoints.layouts import (
 )
 from mae_bench.checkpoints.save import save_encoder, save_model, write_synthetic
 from mae_bench.encoders.patches import resample_kernel
-from mae_bench.encoders.positions import resize, resize_bias_table
+from mae_bench.encoders.positions import resize, resize_bias_table, resize_decomposed_table
 from mae_bench.encoders.vit import Encoder, EncoderOptions, random_encoder
 from mae_bench.errors import UserError
 from mae_bench.hashing import check_hash, file_hash
@@ -295,13 +295,18 @@ def _to_grid(state: dict[str, Tensor], encoder: Encoder) -> list[str]:
             state[key] = resize_bias_table(state[key], grid, encoder.span)
         done.append(f"{TABLE}: {_shape(grid)} -> {_shape(encoder.span)}, cubic spline on a geometric grid (BEiT)")
     wanted = encoder.state_dict()
-    for key in state:
-        if key.endswith((".rel_pos_h", ".rel_pos_w")) and state[key].shape != wanted[key].shape:
+    for key in (key for key in state if key.endswith((".rel_pos_h", ".rel_pos_w"))):
+        have, want = state[key].shape, wanted[key].shape
+        if have == want:
+            continue
+        if encoder.blocks[int(key.split(".")[1])].window or have[1:] != want[1:]:
             raise UserError(
-                f"{key} of the file is {_shape(state[key].shape)}, for other windows than this task's, which needs "
-                f"{_shape(wanted[key].shape)}; set window, global_blocks and image_size as the file was trained"
+                f"{key} of the file is {_shape(have)}, for other windows than this task's, which needs "
+                f"{_shape(want)}; set window and global_blocks as the file was trained"
             )
-    return done
+        state[key] = resize_decomposed_table(state[key], (want[0] + 1) // 2)
+        done.append(f"{key.split('.')[-1]} of global blocks: {have[0]} -> {want[0]} rows, linear (detectron2)")
+    return list(dict.fromkeys(done))
 
 
 def load_model(module: nn.Module, path: Path, expect: dict[str, str]) -> dict[str, str]:

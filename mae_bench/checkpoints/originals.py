@@ -31,7 +31,7 @@ Tensors = dict[str, Tensor]
 BESIDE_VIT = r"mask_token|(decoder_|head|lm_head\.|cls_pt_layers\.).*|(.*\.)?relative_position_index"
 BESIDE_HF = r"(decoder|classifier|(\w+\.)?pooler\.dense)\..*|.*relative_position_index"
 BESIDE_MM = r".*\.relative_position_index"
-CHUNKED = re.compile(r"blocks\.\d+\.\d+\.")
+CHUNK = re.compile(r"^blocks\.\d+\.(\d+)\.")  # DINOv2 trains with blocks.chunk.i; i counts through the chunks
 
 
 class UnavailableError(Exception):
@@ -135,10 +135,11 @@ def _timm_features(model: Any, architecture: Architecture, images: Tensor) -> tu
 
 
 def _plain_vit(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
-    if any(CHUNKED.match(key) for key in state):
-        raise UnavailableError("timm does not read blocks in chunks, as DINOv2 trains them")
+    state = {CHUNK.sub(r"blocks.\1.", key): value for key, value in state.items()}
     # timm folds the class token's position into the token itself where there are registers (DINOv2).
-    folded = architecture.registers > 0 and "register_tokens" in state
+    folded = "register_tokens" in state
+    if architecture.registers and architecture.class_position and not folded:
+        raise UnavailableError("timm gives a position to all tokens before the patches, or to none")
     model = _timm_vit(architecture, architecture.class_position and not folded)
     filtered = _package("timm.models.vision_transformer").checkpoint_filter_fn(
         dict(state), model, adapt_layer_scale="blocks.0.gamma_1" in state
@@ -305,7 +306,7 @@ def windows(state: Mapping[str, Tensor]) -> tuple[int, list[int], int]:
     """Of a ViTDet encoder, read from its tables ``blocks.i.attn.rel_pos_h``, (2*span-1, head_dim): the window, 0 where
     all blocks have the same span; the global blocks; the grid that their tables are made for."""
     tables = {int(key.split(".")[1]): table for key, table in state.items() if key.endswith(".attn.rel_pos_h")}
-    spans = {block: (table.numel() // table.shape[-1] + 1) // 2 for block, table in tables.items() if table.numel()}
+    spans = {block: (len(table) + 1) // 2 for block, table in tables.items() if table.dim() == 2}
     window, span = min(spans.values(), default=0), max(spans.values(), default=0)
     if window == span:
         return 0, [], span

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from mae_bench.encoders.vit import Encoder
 from mae_bench.errors import UserError
@@ -26,8 +26,8 @@ from mae_bench.schema import Backbone, Input
 from mae_bench.schema.base import Strict
 
 CHANNELS = 8  # of the class token, and as many of the mean patch token
-# Largest difference of two fingerprints, relative to the largest of the numbers. In float32 another number of threads,
-# another BLAS or another machine moves them by less than 1e-5; reading any tensor wrongly moves them by more than 1e-2.
+# Largest difference of two fingerprints, relative to the largest of the numbers. In float32 other kernels and threads
+# move them by at most 1e-5; what docs/proof.md lists as read wrongly moves them by 0.08 and more.
 TOLERANCE = 1e-3
 MAX_LOCK_BYTES = 1 << 14
 
@@ -46,14 +46,15 @@ class Lock(Strict):
 def picture(size: int) -> Tensor:
     """(1,3,S,S) in [0,1]: waves, a ramp and a disc with a hard edge, different in each channel.
 
-    Values are whole 255ths, so the last bits of a machine's sine do not show; it looks the same at every size.
+    Values are whole 255ths, so the last bits of a machine's sine do not show: the odd constants keep all values of
+    sizes up to 1024 clear of the halves between. It looks the same at every size.
     """
     at_S = (torch.arange(size, dtype=torch.float64) + 0.5) / size
     y_SS, x_SS = torch.meshgrid(at_S, at_S, indexing="ij")
-    disc_SS = ((y_SS - 0.55) ** 2 + (x_SS - 0.4) ** 2 < 0.06).double()
-    red_SS = 0.5 + 0.2 * torch.sin(2 * math.pi * (3 * x_SS + y_SS)) + 0.2 * (x_SS - y_SS)
-    green_SS = 0.5 + 0.2 * torch.sin(2 * math.pi * (5 * y_SS - 2 * x_SS)) - 0.25 * disc_SS
-    blue_SS = 0.3 + 0.2 * torch.sin(2 * math.pi * (4 * x_SS + 7 * y_SS)) + 0.4 * disc_SS
+    disc_SS = ((y_SS - 0.55) ** 2 + (x_SS - 0.4) ** 2 < 0.0607).double()
+    red_SS = 0.5037 + 0.1987 * torch.sin(2 * math.pi * (3 * x_SS + y_SS)) + 0.2011 * (x_SS - y_SS)
+    green_SS = 0.5041 + 0.1979 * torch.sin(2 * math.pi * (5 * y_SS - 2 * x_SS)) - 0.2503 * disc_SS
+    blue_SS = 0.2969 + 0.1993 * torch.sin(2 * math.pi * (4 * x_SS + 7 * y_SS)) + 0.4027 * disc_SS
     channels_3SS = torch.stack([red_SS, green_SS, blue_SS])
     return ((channels_3SS * 255).round() / 255).float()[None]
 
@@ -67,14 +68,14 @@ def normalised(images: Tensor, statistics: Input) -> Tensor:
 def features(encoder: Encoder, images: Tensor) -> Tensor:
     """(1,3,H,W), normalised -> (1,[prefix+]N,D): ``Encoder.tokens`` in evaluation mode and float32.
 
-    Where the architecture norms the mean of the patch tokens, that vector follows as a last row.
+    Where the encoder norms the mean of the patch tokens, that vector follows as a last row.
     """
     training = encoder.training
     encoder.eval()
     try:
         with torch.inference_mode(), torch.autocast(images.device.type, enabled=False):
             tokens_1ND = encoder.tokens(images)
-            if encoder.architecture.final_norm != "pooled":
+            if isinstance(encoder.fc_norm, nn.Identity):
                 return tokens_1ND
             return torch.cat([tokens_1ND, encoder.pooled(tokens_1ND, "mean")[:, None]], dim=1)
     finally:
@@ -88,12 +89,10 @@ def fingerprint(encoder: Encoder, statistics: Input) -> list[float]:
     ``encoder`` is the plain one, as ``build_encoder`` gives it without options; the picture has the size and the
     normalisation of its pre-training.
     """
-    tokens_1ND = features(encoder, normalised(picture(encoder.architecture.image_size), statistics))
-    if encoder.architecture.final_norm == "pooled":
-        mean_D, tokens_1ND = tokens_1ND[0, -1], tokens_1ND[:, :-1]
-    else:
-        mean_D = tokens_1ND[0, encoder.prefix :].mean(dim=0)
-    first_D = tokens_1ND[0, 0] if encoder.prefix else mean_D
+    rows_ND = features(encoder, normalised(picture(encoder.architecture.image_size), statistics))[0]
+    tokens = encoder.prefix + encoder.architecture.grid**2
+    mean_D = rows_ND[-1] if len(rows_ND) > tokens else rows_ND[encoder.prefix :].mean(dim=0)
+    first_D = rows_ND[0] if encoder.prefix else mean_D
     step = encoder.width / CHANNELS
     chosen = [first_D[int(number * step)] for number in range(CHANNELS)]
     chosen += [mean_D[int((number + 0.5) * step)] for number in range(CHANNELS)]
@@ -180,8 +179,8 @@ def remember(path: Path, backbone: Backbone, sha256: str, found: list[float]) ->
         return ""
     if lock.sha256 != sha256:
         raise UserError(
-            f"{path} is not the file first seen {lock.date}: its sha256 was {lock.sha256[:12]}… ({lock.size} bytes) and "
-            f"is {sha256[:12]}… ({now.size} bytes); fetch it again, or if you replaced it on purpose delete "
+            f"{path} is not the file first seen {lock.date}: sha256 was {lock.sha256[:12]}… ({lock.size} bytes) and is "
+            f"{sha256[:12]}… ({now.size} bytes); fetch it again, or if you replaced it on purpose delete "
             f"{lock_file(path)}"
         )
     if lock.recipe == now.recipe:

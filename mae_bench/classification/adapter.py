@@ -16,9 +16,10 @@ from timm.data.random_erasing import RandomErasing
 from torch import nn
 from torch.nn import functional as F
 
-from mae_bench.encoders.vit import Encoder
+from mae_bench.encoders.vit import Encoder, refuse_vitdet
 from mae_bench.engine.seeds import Stream, generator
-from mae_bench.schema import ClassificationValues, Input
+from mae_bench.errors import UserError
+from mae_bench.schema import Backbone, ClassificationValues, Input
 
 HEAD_NORM_EPS = 1e-6
 
@@ -64,14 +65,15 @@ class Classifier(BaseModel):
     """Images (B,3,H,W), normalised, to logits (B,K).
 
     ``linear`` freezes the encoder and keeps it in eval mode; nothing in it is random, because mean pooling then takes
-    the encoder's own final norm. ``finetune`` with mean pooling needs an encoder without final norm.
+    the encoder's own final norm (`check_pooling`). ``finetune`` with mean pooling needs an encoder without final norm.
     """
 
     def __init__(
         self, encoder: Encoder, values: ClassificationValues, classes: int, statistics: Input, seed: int
     ) -> None:
         super().__init__(Preprocessor(values, classes, statistics))
-        if isinstance(encoder.norm, nn.Identity) != needs_fc_norm(values):
+        normed = not (isinstance(encoder.norm, nn.Identity) and isinstance(encoder.fc_norm, nn.Identity))
+        if normed == needs_fc_norm(values):
             raise ValueError("an encoder has its final norm, unless a fine-tuned fc_norm takes its place")
         self.encoder = encoder
         self.pool = values.pool
@@ -96,8 +98,7 @@ class Classifier(BaseModel):
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """(B,3,H,W) to what the head sees, (B,D)."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            tokens_BND = self.encoder.tokens(images)
-        pooled_BD = tokens_BND[:, 0] if self.pool == "cls" else tokens_BND[:, 1:].mean(dim=1)
+            pooled_BD = self.encoder.pooled(self.encoder.tokens(images), self.pool)
         normed_BD: torch.Tensor = self.head_norm(self.fc_norm(pooled_BD))
         return normed_BD
 
@@ -108,6 +109,26 @@ class Classifier(BaseModel):
             assert data_samples is not None
             return {"loss": F.cross_entropy(logits_BK.float(), data_samples)}
         return logits_BK
+
+
+def check_pooling(values: ClassificationValues, backbone: Backbone) -> None:
+    """Refuse a backbone without the token or the trained norm that the protocol reads."""
+    architecture, name = backbone.architecture, backbone.name
+    refuse_vitdet(backbone)
+    if values.pool == "cls" and not architecture.class_token:
+        raise UserError(f"'{name}' has no class token (class_token = false), but pool is cls; --set pool=mean")
+    if needs_fc_norm(values):
+        return
+    if architecture.final_norm == "none":
+        raise UserError(
+            f"'{name}' has no final norm (final_norm = none), which mode {values.mode} with pool {values.pool} reads; "
+            "fine-tune with pool = mean, which trains a new one"
+        )
+    if architecture.final_norm == "pooled" and values.pool == "cls":
+        raise UserError(
+            f"the norm of '{name}' was trained on the mean of the patch tokens (final_norm = pooled), "
+            "but pool is cls; --set pool=mean"
+        )
 
 
 def needs_fc_norm(values: ClassificationValues) -> bool:

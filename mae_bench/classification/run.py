@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mae_bench.checkpoints.load import LoadReport, build_encoder, load_model, save_encoder, save_model
-from mae_bench.classification.adapter import Classifier, needs_fc_norm
+from mae_bench.classification.adapter import Classifier, check_pooling, needs_fc_norm
 from mae_bench.classification.data import Pictures, collate, training_transform
 from mae_bench.classification.evaluate import Evaluation
 from mae_bench.encoders.vit import Encoder, EncoderOptions
@@ -29,11 +29,12 @@ def run(job: Job) -> Outcome:
     """Train and evaluate, or with ``eval_only`` evaluate the trained model ``options.weights``.
 
     Leaves ``model.safetensors`` in the run folder, with the weights that were evaluated last. A run that trains an
-    encoder from nothing on labels, and keeps it whole (class token and final norm), also leaves it as
-    ``encoder.safetensors``.
+    encoder from nothing on labels, and keeps it whole (its own image size, class token and final norm), also leaves it
+    as ``encoder.safetensors``.
     """
     values: ClassificationValues = job.task.values
     _refuse_idle(values, job.backbone)
+    check_pooling(values, job.backbone)
     evaluation = Evaluation(job, values)
     if job.options.eval_only:
         return _evaluate_only(job, values, evaluation)
@@ -44,6 +45,8 @@ def run(job: Job) -> Outcome:
         job.backbone, job.encoder_file, seed=job.seed, **_encoder_options(values, job.backbone)
     )
     model = _classifier(job, values, encoder)
+    report.complete(model, "encoder.")
+    distributed.say(job.options, report.line())
     groups = parameter_groups(model, values, encoder_prefix="encoder.", depth=encoder.depth)
     fitted = fit(
         model,
@@ -104,7 +107,8 @@ def _outcome(job: Job, model: Classifier, evaluation: Evaluation, fitted: Fit, r
     file = job.folder / "model.safetensors"
     if distributed.main_process():
         save_model(file, model.state_dict(), _metadata(job, values))
-        if job.backbone.weights.kind == "none" and values.mode == "finetune" and not needs_fc_norm(values):
+        trained_here = job.backbone.weights.kind == "none" and values.mode == "finetune"
+        if trained_here and not needs_fc_norm(values) and values.image_size == job.backbone.architecture.image_size:
             save_encoder(job.folder / "encoder.safetensors", model.encoder, {"task": job.task.task.name})
     return Outcome(
         metrics=fitted.last,

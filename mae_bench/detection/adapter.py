@@ -91,7 +91,18 @@ def _options(backbone: Backbone, values: DetectionValues) -> EncoderOptions:
 
 
 def check(values: DetectionValues, backbone: Backbone) -> None:
-    """Refuse sizes that the pyramid cannot be built for, and values that would have no effect."""
+    """Refuse backbones and sizes that the model cannot be built for, and values that would have no effect."""
+    rel_pos = backbone.architecture.rel_pos
+    if rel_pos == "bias":
+        raise UserError(
+            f"'{backbone.name}' has a relative position bias for all patches and a class token (rel_pos = bias), but "
+            "detection has windows and no class token; choose a backbone without such a bias"
+        )
+    if rel_pos == "decomposed" and not (values.rel_pos and values.window):
+        raise UserError(
+            f"'{backbone.name}' is a ViTDet encoder (rel_pos = decomposed, in windows): set rel_pos=true, window and "
+            "global_blocks as it was trained"
+        )
     patch = values.patch or backbone.architecture.patch
     if patch < 4 or patch & (patch - 1):
         raise UserError(

@@ -10,7 +10,7 @@ from torch import nn
 
 from mae_bench.checkpoints.load import load_model, save_model
 from mae_bench.data import CocoSplit
-from mae_bench.detection.adapter import build_model, load_encoder, smoke, untrained_encoder
+from mae_bench.detection.adapter import ENCODER_PREFIX, build_model, check, load_encoder, smoke, untrained_encoder
 from mae_bench.detection.data import evaluation_batch, evaluation_examples, read_split, training_examples
 from mae_bench.detection.evaluate import Evaluation, evaluate
 from mae_bench.detection.logs import logged
@@ -32,6 +32,7 @@ def run(job: Job) -> Outcome:
 
     Metrics are box_AP, mask_AP and their parts, in percent. The trained model is left as ``model.safetensors``.
     """
+    check(job.task.values, job.backbone)
     with logged(job.folder / "log.txt" if distributed.main_process() else Path(os.devnull)):
         return _evaluate_only(job) if job.options.eval_only else _train(job)
 
@@ -44,6 +45,8 @@ def _train(job: Job) -> Outcome:
     encoder, report = load_encoder(job.backbone, values, job.encoder_file, job.seed)
     seed_all(derive(Stream.INIT, job.seed))  # of the pyramid and the heads, which detectron2 initialises
     model = build_model(encoder, values, len(job.dataset.classes), job.backbone.input)
+    report.complete(model, ENCODER_PREFIX)
+    distributed.say(job.options, report.line())
     trained = Training(model, job, plan, scorer).train(examples)
     file = job.folder / "model.safetensors"
     if distributed.main_process():

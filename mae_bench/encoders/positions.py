@@ -98,7 +98,7 @@ def resize_bias_table(table: Tensor, from_grid: Grid, to_grid: Grid) -> Tensor:
 
     As in BEiT's fine-tuning code: along each axis the old offsets are laid out as 0, 1, 1+q, 1+q+q^2, … with q chosen
     so that the last one falls on the largest new offset, and a cubic spline through them is read at the new offsets.
-    Near offsets so keep their values, far ones are stretched. The rows of the class token stay as they are; the same
+    So near offsets keep their values and far ones are stretched. The rows of the class token stay as they are; the same
     grid gives the table itself. Raises UserError for a grid that is too small for a cubic spline.
     """
     if from_grid == to_grid:

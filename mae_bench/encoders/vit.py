@@ -21,7 +21,7 @@ from mae_bench.encoders.attention import Attention, RelPos, join_windows, split_
 from mae_bench.encoders.patches import PatchEmbed
 from mae_bench.encoders.positions import Grid, resize, sincos_table
 from mae_bench.errors import UserError
-from mae_bench.schema import Architecture
+from mae_bench.schema import Architecture, Backbone
 
 ARCHITECTURE_GAMMA = 0.1  # initial layer scale of an architecture that has it (BEiT-B's); files bring their own
 REL_POS_TABLES = (".rel_pos_h", ".rel_pos_w", ".relative_position_bias_table")
@@ -268,6 +268,15 @@ def initialise_linears_and_norms(module: nn.Module, generator: torch.Generator) 
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
             nn.init.zeros_(part.bias)
+
+
+def refuse_vitdet(backbone: Backbone) -> None:
+    """For pipelines that build no windows: raises UserError where the backbone is a ViTDet encoder."""
+    if backbone.architecture.rel_pos == "decomposed":
+        raise UserError(
+            f"'{backbone.name}' is a ViTDet encoder (rel_pos decomposed, in windows), which detection alone runs; "
+            "choose another backbone, e.g. the one that it was trained from"
+        )
 
 
 def _rel_pos(architecture: Architecture, option: RelPos) -> RelPos:

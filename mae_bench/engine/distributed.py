@@ -51,6 +51,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def say(options: Options, line: str) -> None:
+    """Print a line, once for all processes, unless the run is quiet."""
+    if main_process() and not options.quiet:
+        print(line, flush=True)
+
+
 def main_process() -> bool:
     return rank() == 0
 

@@ -56,11 +56,6 @@ class Job:
         if message not in self.notes:
             self.notes.append(message)
 
-    def say(self, line: str) -> None:
-        """Print a line, unless the run is quiet."""
-        if not self.options.quiet:
-            print(line, flush=True)
-
 
 @dataclass
 class Outcome:

@@ -27,7 +27,7 @@ def layer_id(name: str, encoder_prefix: str | None, depth: int) -> int:
     if encoder_prefix is None or not name.startswith(encoder_prefix):
         return depth + 1
     inner = name.removeprefix(encoder_prefix)
-    if inner in ("cls_token", "pos_embed") or inner.startswith("patch_embed."):
+    if inner in ("cls_token", "reg_token", "pos_embed") or inner.startswith("patch_embed."):
         return 0
     block = re.match(r"blocks\.(\d+)\.", inner)
     return int(block.group(1)) + 1 if block else depth + 1
@@ -48,7 +48,7 @@ def parameter_kind(module: nn.Module, leaf: str) -> str:
         return "rel_pos"
     if leaf.endswith("pos_embed"):
         return "positions"
-    if leaf in ("cls_token", "mask_token"):
+    if leaf in ("cls_token", "reg_token", "mask_token"):
         return "tokens"
     if leaf == "gamma":
         return "layer_scale"

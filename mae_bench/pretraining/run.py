@@ -10,11 +10,12 @@ from mae_bench.engine.job import Job, Outcome
 from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
 from mae_bench.engine.plan import make_plan
 from mae_bench.engine.runner import Fit, fit
+from mae_bench.errors import UserError
 from mae_bench.pretraining.evaluate import Evaluation
 from mae_bench.pretraining.images import Pictures, TrainingSamples, ValidationSamples, collate
 from mae_bench.pretraining.mae import MaskedAutoencoder
 from mae_bench.pretraining.pictures import reconstruct
-from mae_bench.schema import Backbone, PretrainingValues
+from mae_bench.schema import Architecture, Backbone, PretrainingValues
 
 TAIL = 0.1  # share of the steps, the last ones, whose mean loss is the metric `loss`
 SHOWN = 8  # validation pictures in reconstructions.png, spread over the split
@@ -34,6 +35,7 @@ def run(job: Job) -> Outcome:
     """
     values: PretrainingValues = job.task.values
     architecture = job.backbone.architecture
+    _refuse_variants(job.backbone)
     encoder, report = build_encoder(
         job.backbone,
         job.encoder_file,
@@ -73,6 +75,26 @@ def run(job: Job) -> Outcome:
         baseline=baseline,
         weights=job.folder / "encoder.safetensors",
     )
+
+
+def _refuse_variants(backbone: Backbone) -> None:
+    """In MAE (He et al., section 3) the encoder sees a part of the patches, which their positions alone place, and the
+    decoder reads normed tokens, one class token first. SwiGLU, layer scale and a class token without position fit."""
+    architecture = backbone.architecture
+    for feature, wrong in (
+        ("registers", architecture.registers > 0),
+        ("class_token", not architecture.class_token),
+        ("positions", architecture.positions == "none"),
+        ("rel_pos", architecture.rel_pos != "none"),
+        ("final_norm", architecture.final_norm != "tokens"),
+    ):
+        if wrong:
+            stated = getattr(architecture, feature)
+            meant = Architecture.model_fields[feature].default
+            raise UserError(
+                f"'{backbone.name}' has {feature} = {str(stated).lower()}, for which MAE pre-training is not defined; "
+                f"pre-train an architecture with {feature} = {str(meant).lower()}"
+            )
 
 
 def _tail_loss(fitted: Fit) -> float:

@@ -129,13 +129,14 @@ class FileWeights(Strict):
     """Published weights: a file that the user has, or fetches, and that must match."""
 
     kind: Literal["file"]
-    file: str  # name below the weights folder
+    # Name below the weights folder, which it cannot leave.
+    file: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@-]*(/[A-Za-z0-9_][A-Za-z0-9_.+@-]*)*$", max_length=200)
     layout: Layout  # what the file must turn out to hold (`mae_bench.checkpoints.layouts.LAYOUTS`)
-    url: str = Field(pattern=r"^(https?|hf|file)://\S+$")  # hf://owner/repository[@revision]/path
-    licence: str
+    url: str = Field(pattern=r"^(https?|hf|file)://[!-~]+$")  # hf://owner/repository[@revision]/path
+    licence: str = Field(pattern="^[ -~]+$")
     # Hash of the file, or its first digits, as published; both empty = unverified, and the record says so.
-    sha256: str = Field("", pattern="^[0-9a-f]{0,64}$")
-    md5_prefix: str = Field("", pattern="^[0-9a-f]{0,32}$")
+    sha256: str = Field("", pattern="^([0-9a-f]{8,64})?$")
+    md5_prefix: str = Field("", pattern="^([0-9a-f]{6,32})?$")
     target: Target
     pretrain_data: str
     pretrain_epochs: int

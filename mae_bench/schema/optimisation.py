@@ -27,8 +27,8 @@ class Optimisation(Strict):
     momentum: float = Field(0.9, ge=0, lt=1)  # lars and sgd
     weight_decay: float = Field(ge=0)
     # Kinds of parameter exempt from weight decay: `norm` and `bias` by module and name, `map_norm` = detectron2's own
-    # LayerNorm of maps, `positions` = pos_embed, `tokens` = cls and mask token, `rel_pos` = relative position tables,
-    # `layer_scale` = gamma.
+    # LayerNorm of maps, `positions` = pos_embed, `tokens` = class, register and mask tokens, `rel_pos` = relative
+    # position tables, `layer_scale` = gamma.
     no_decay: tuple[Literal["norm", "map_norm", "bias", "positions", "tokens", "rel_pos", "layer_scale"], ...] = Field(
         ("norm", "bias"), strict=False
     )

@@ -21,9 +21,9 @@ from mmseg.models.necks import Feature2Pyramid
 from mmseg.models.utils import resize
 from torch import Tensor, nn
 
-from mae_bench.encoders.vit import Encoder
+from mae_bench.encoders.vit import Encoder, refuse_vitdet
 from mae_bench.errors import UserError
-from mae_bench.schema import Architecture, Input, SegmentationValues
+from mae_bench.schema import Backbone, Input, SegmentationValues
 
 IGNORE = 255  # label of pixels that neither the loss nor the metric counts
 ENCODER_PREFIX = "backbone.encoder."  # where the encoder's parameters stand in the segmenter
@@ -82,9 +82,16 @@ def label_map(logits_CHW: Tensor, size: tuple[int, int], align_corners: bool = F
     return label_HW
 
 
-def check_values(values: SegmentationValues, architecture: Architecture, classes: int) -> None:
+def check_values(values: SegmentationValues, backbone: Backbone, classes: int) -> None:
     """Refuse values that do not fit each other, the encoder or the data. Raises UserError naming value and edit."""
+    architecture = backbone.architecture
     size, patch, depth = values.image_size, architecture.patch, architecture.depth
+    refuse_vitdet(backbone)
+    if values.rel_pos and not architecture.class_token:
+        raise UserError(
+            f"'{backbone.name}' has no class token (class_token = false), which the relative position bias of the task "
+            "is defined with; --set rel_pos=false"
+        )
     if classes < 2:
         raise UserError(
             f"the data set has {classes} class; segmentation needs 2 or more (zero_is_other ignores label 0)"
@@ -106,10 +113,12 @@ def check_values(values: SegmentationValues, architecture: Architecture, classes
         raise UserError(f'stride {values.stride}: test_mode "slide" needs 0 < stride <= image_size ({size})')
     if values.test_mode == "whole" and values.stride:
         raise UserError(f'stride {values.stride} has no effect with test_mode "whole"; set stride to 0')
-    if values.test_mode == "whole" and values.rel_pos and max(values.resize) > size:
+    own = architecture.rel_pos == "bias"
+    if values.test_mode == "whole" and (values.rel_pos or own) and max(values.resize) > size:
+        whose, edit = ("of the backbone", "") if own else ("of the task", ", or rel_pos to false")
         raise UserError(
             f'resize {list(values.resize)} with test_mode "whole" gives pictures larger than image_size {size}, for '
-            'which the relative position bias has no entries; set test_mode to "slide", or rel_pos to false'
+            f'which the relative position bias {whose} has no entries; set test_mode to "slide"{edit}'
         )
 
 

@@ -33,7 +33,8 @@ def run(job: Job) -> Outcome:
     """Train and evaluate, or, with ``eval_only``, evaluate the trained model in ``options.weights``."""
     values: SegmentationValues = job.task.values
     cv2.setNumThreads(0)  # inherited by data loading processes, each of which would otherwise use every core
-    check_values(values, job.backbone.architecture, len(job.dataset.classes))
+    check_values(values, job.backbone, len(job.dataset.classes))
+    _note_own(job)
     zero_is_other = job.task.task.data.zero_is_other
     pairs = job.dataset.masks("val")
     evaluator = Evaluator(
@@ -58,6 +59,14 @@ def smoke(values: SegmentationValues, backbone: Backbone) -> dict[str, Any]:
     stride = max(1, size * values.stride // values.image_size) if values.test_mode == "slide" else 0
     longest = 2 * size if values.test_mode == "slide" else size
     return {"image_size": size, "resize": (longest, size), "stride": stride}
+
+
+def _note_own(job: Job) -> None:
+    """The task adds relative positions and layer scale where an encoder lacks them; weights that have them win."""
+    values, architecture = job.task.values, job.backbone.architecture
+    for name, own in (("rel_pos", architecture.rel_pos == "bias"), ("layer_scale", architecture.layer_scale)):
+        if own and (asked := getattr(values, name)):
+            job.note(f"{name} {str(asked).lower()} of the task is not used: the weights bring their own")
 
 
 def _encoder_options(values: SegmentationValues, patch: int) -> EncoderOptions:
@@ -115,6 +124,8 @@ def _train(job: Job, evaluator: Evaluator) -> Outcome:
         job.backbone, job.encoder_file, seed=job.seed, **_encoder_options(values, architecture.patch)
     )
     model = _build(job, encoder, _norm(job, plan))
+    report.complete(model, ENCODER_PREFIX)
+    distributed.say(job.options, report.line())
     groups = parameter_groups(model, values, encoder_prefix=ENCODER_PREFIX, depth=architecture.depth)
     trained = fit(
         model,
