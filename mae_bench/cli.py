@@ -304,7 +304,7 @@ def _inspect(args: argparse.Namespace) -> int:
     backbone = recipes.load_backbone(args.backbone) if args.backbone else None
     found = inspection.inspect(args.file, backbone, prove=args.prove)
     print(json.dumps(found.as_dict(), indent=2) if args.json else found.text())
-    return 0
+    return 0 if found.sound else 1
 
 
 def _export(args: argparse.Namespace) -> int:

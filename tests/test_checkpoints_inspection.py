@@ -368,6 +368,11 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith("f.pth   ")
     assert cli.main(["inspect", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"] == "fair_mae"
+    for name, sha256, code in (("right", file_hash(file), 0), ("wrong", "0" * 64, 1)):
+        _recipe(tmp_path, backbone(sha256=sha256), name)
+        recipe = str(tmp_path / "backbones" / "own" / f"{name}.toml")
+        assert cli.main(["inspect", str(file), "--as", recipe, "--prove"]) == code
+        assert ("DIFFERS FROM the published one" in capsys.readouterr().out) == bool(code)
     (tmp_path / "bad.pth").write_bytes(pickle.dumps({"model": _Run()}))
     assert cli.main(["inspect", str(tmp_path / "bad.pth")]) == 2
     out, err = capsys.readouterr()
