@@ -195,13 +195,13 @@ def resolve_task(name: str, backbone: Backbone, settings: list[str] | None = Non
     task = load_task(name)
     path = find("task", name)
     for refusal in task.refuse:
-        if refusal.when.admits(backbone.size, backbone.init):
+        if refusal.when.admits(backbone):
             raise UserError(f"task '{task.name}' cannot run with '{backbone.name}': {refusal.reason}")
     model = VALUES[task.engine]
     raw: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for number, layer in enumerate(task.layer, 1):
-        if layer.when.admits(backbone.size, backbone.init):
+        if layer.when.admits(backbone):
             for key, value in layer.values.items():
                 raw[key] = value
                 place = f"tasks/{task.name}/task.toml layer {number} ({layer.when})"

@@ -327,7 +327,7 @@ def augreg(folder: Path) -> Case:
         arrays[f"{attention}out/kernel"] = state[f"{ours}attn.proj.weight"].T.reshape(HEADS, -1, WIDTH)
         arrays[f"{attention}out/bias"] = state[f"{ours}attn.proj.bias"]
     np.savez(folder / "file.npz", **{key: value.numpy() for key, value in arrays.items()})
-    return Case("augreg", folder / "file.npz", PLAIN, model.forward_features, {"head/weight", "head/bias"})
+    return Case("augreg", folder / "file.npz", PLAIN, model.forward_features, {"head/kernel", "head/bias"})
 
 
 def _hf_features(model: nn.Module) -> Features:

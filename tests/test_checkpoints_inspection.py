@@ -192,7 +192,7 @@ def test_text_for_people(tmp_path: Path) -> None:
 
 def test_parts_are_shown_together(tmp_path: Path) -> None:
     text = inspect(CASES["hf_vit"](tmp_path).path, None, prove=False).text()
-    assert "<- encoder.layer.*.attention.attention.{key,query,value}.weight" in text
+    assert "<- encoder.layer.*.attention.attention.{query,key,value}.weight" in text
     assert "  prefix       vit." in text and "  changed      q, k, v joined" in text
 
 
@@ -235,9 +235,12 @@ def test_finite_weights_with_features_that_are_not(tmp_path: Path) -> None:
 
 
 def test_names_from_the_file_cannot_write_to_the_terminal(tmp_path: Path) -> None:
-    hostile = {"decoder_\x1b[2J\x1b]0;owned\x07": torch.ones(2), "decoder_" + "x" * 5000: torch.ones(2)}
-    hostile |= {f"decoder_{number}\u202e": torch.ones(1) for number in range(300)}
-    file = save_pth(tmp_path / "f.pth", timm_state() | hostile, **{"\x1b[31mepoch": 3})
+    for name in ("decoder_\x1b[2J\x1b]0;owned\x07", "decoder_0\u202e", "head.\n"):
+        with pytest.raises(UserError) as caught:
+            inspect(save_pth(tmp_path / "e.pth", timm_state() | {name: torch.ones(2)}), None, prove=False)
+        assert str(caught.value).isprintable()
+    long = {"decoder_" + "x" * 5000: torch.ones(2)} | {f"decoder_{number}x": torch.ones(1) for number in range(300)}
+    file = save_pth(tmp_path / "f.pth", timm_state() | long, **{"\x1b[31mepoch": 3})
     for recipe in (None, backbone()):
         found = inspect(file, recipe, prove=False)
         assert len(found.text()) < 6000

@@ -76,6 +76,6 @@ def test_every_shipped_recipe_can_be_planned(task: str) -> None:
     images = load_task(task).data.expected.get("train", 50000)
     for name in index("backbone"):
         backbone = load_backbone(name)
-        if not any(refusal.when.admits(backbone.size, backbone.init) for refusal in load_task(task).refuse):
+        if not any(refusal.when.admits(backbone) for refusal in load_task(task).refuse):
             values = resolve_task(task, backbone).values
             assert make_plan(values, images, Options(), 1).batch == values.batch

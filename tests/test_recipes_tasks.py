@@ -28,8 +28,14 @@ FULL = {"imagenet_pretrain", "imagenet_linear", "imagenet_finetune", "coco", "ad
 TINY = {f"tiny_{name}" for name in ("pretrain", "supervised", "linear", "finetune", "coco", "ade20k")}
 PHOTOS = {"coco_small", "camvid", "cifar10_pretrain", "cifar10_linear", "cifar10_finetune"}
 SIZES, INITS = get_args(Size), get_args(Init)
-# One backbone of every size and initialisation, which is all that a layer can ask for.
-FIRST = list({(b.size, b.init): name for name in reversed(BACKBONES) for b in (load_backbone(name),)}.values())
+# One backbone of everything that a layer can ask for.
+FIRST = list(
+    {
+        (b.size, b.init, getattr(b.weights, "target", ""), b.architecture.layer_scale): name
+        for name in reversed(BACKBONES)
+        for b in (load_backbone(name),)
+    }.values()
+)
 
 
 def _of(size: str, init: str) -> Backbone:
@@ -131,7 +137,10 @@ def test_sizes_fit_the_encoder(task: str, backbone: str) -> None:
 def test_every_layer_reaches_a_run(task: str) -> None:
     """A layer that no backbone takes is a slip in its `when`; so is one whose every value is set again later."""
     recipe = load_task(task)
-    places = {origin.place for resolved in _resolved(task) for origin in resolved.origins.values()}
+    shipped = [load_backbone(name) for name in index("backbone")]
+    admitted = [one for one in shipped if not any(refusal.when.admits(one) for refusal in recipe.refuse)]
+    taken = [*_resolved(task), *(resolve_task(task, backbone) for backbone in admitted)]
+    places = {origin.place for resolved in taken for origin in resolved.origins.values()}
     for number, _ in enumerate(recipe.layer, 1):
         assert any(place.startswith(f"tasks/{task}/task.toml layer {number} ") for place in places), number
 

@@ -24,7 +24,7 @@ from mae_bench.checkpoints.card import Loaded, hub_licence, resizing, write_card
 from mae_bench.checkpoints.files import read_tensors
 from mae_bench.checkpoints.layouts import detect
 from mae_bench.checkpoints.load import build_encoder
-from mae_bench.checkpoints.save import _atomic
+from mae_bench.checkpoints.save import atomic
 from mae_bench.errors import UserError, nearest
 from mae_bench.schema import Architecture, Backbone
 from mae_bench.schema.backbone import FEATURES
@@ -62,7 +62,7 @@ def export(file: Path, backbone: Backbone, to: str, out: Path) -> list[Path]:
         hint = f"; use --to {' or '.join(able)}" if able else ""
         raise UserError(f"backbone '{backbone.name}' cannot be written for {target.title}: {reason}{hint}")
     loaded = _load(file, backbone)
-    with _atomic(out) as part:
+    with atomic(out) as part:
         part.mkdir()
         target.write(loaded, part)
         names = sorted(path.name for path in part.iterdir())

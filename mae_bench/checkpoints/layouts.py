@@ -80,7 +80,10 @@ class Found:
 
 def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Found:
     """Recognise a file's layout, or raise a UserError that names what it seems to be."""
-    tensors, heads = _from_flax(tensors)
+    keys: dict[str, str] = {}  # the file's names, where they are not the keys of `tensors`
+    heads = 0
+    if any(key.endswith("embedding/kernel") for key in tensors):
+        tensors, keys, heads = _from_flax(tensors)
     naming, prefix = _naming(path, tensors)
     encoder: dict[str, dict[str, str]] = {}  # our name -> part ("" = whole) -> key
     unused: dict[str, str] = {}
@@ -96,9 +99,9 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
                 raise UserError(f"{path}: {key!r:.80} and {next(iter(parts.values()))!r:.80} are the same tensor twice")
             parts[part] = key
         elif reason:
-            unused[key] = reason
+            unused[keys.get(key, key)] = reason
         else:
-            unknown.append(key)
+            unknown.append(keys.get(key, key))
     if unknown:
         stray = [key for key in unknown if not key.startswith(prefix)]
         if stray and _match(naming.encoder, stray[0]):
@@ -107,7 +110,11 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
             )
         raise _unknown(path, unknown)
     joined, changes = _join(path, encoder, tensors)
-    sources = {name: list((encoder.get(name) or encoder[STARRED_TABLE]).values()) for name in joined}
+    sources = {
+        name: [keys.get(parts[part], parts[part]) for part in ("", *PARTS[0], *PARTS[1]) if part in parts]
+        for name in joined
+        for parts in [encoder.get(name) or encoder[STARRED_TABLE]]
+    }
     layout, detail = _layout(naming, prefix, joined, unused, metadata)
     if layout == "vitdet" and _is_square(facts(joined)["rows"] - 1):
         joined["pos_embed"] = joined["pos_embed"][:, 1:]
@@ -131,26 +138,26 @@ def _naming(path: Path, tensors: Mapping[str, Tensor]) -> tuple[Naming, str]:
     return fits[0]
 
 
-def _from_flax(tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], int]:
-    """Flax kernels as torch has them, output channels first, and the heads that their shapes show; others unchanged."""
-    if not any(key.endswith(FLAX.anchor.replace("weight", "kernel")) for key in tensors):
-        return tensors, 0
-    turned, heads = {}, 0
+def _from_flax(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str], int]:
+    """Flax's tensors as torch has them, output channels first; the file's key of each; and the heads, from shapes."""
+    turned: dict[str, Tensor] = {}
+    keys: dict[str, str] = {}
+    heads = 0
     for key, value in tensors.items():
-        if key.endswith("/kernel"):
-            if value.dim() == 4:  # height, width, in, out
-                value = value.permute(3, 2, 0, 1)
-            elif (
-                "/MultiHeadDotProductAttention" in key and value.dim() == 3
-            ):  # in, heads, channels; of `out` heads first
-                heads = value.shape[0] if key.endswith("/out/kernel") else value.shape[1]
-                value = value.flatten(0, 1).T if key.endswith("/out/kernel") else value.flatten(1).T
-            elif value.dim() == 2:
-                value = value.T
-        elif "/MultiHeadDotProductAttention" in key and value.dim() == 2:
+        attention = "/MultiHeadDotProductAttention" in key
+        if key.endswith("/kernel") and value.dim() == 4:  # height, width, in, out
+            value = value.permute(3, 2, 0, 1)
+        elif key.endswith("/out/kernel") and attention and value.dim() == 3:  # heads, channels, out
+            heads, value = value.shape[0], value.flatten(0, 1).T
+        elif key.endswith("/kernel") and attention and value.dim() == 3:  # in, heads, channels
+            value = value.flatten(1).T
+        elif key.endswith("/kernel") and value.dim() == 2:
+            value = value.T
+        elif attention and value.dim() == 2:  # a bias: heads, channels
             value = value.flatten()
-        turned[re.sub("/(?:kernel|scale)$", "/weight", key)] = value
-    return turned, heads
+        name = re.sub("/(?:kernel|scale)$", "/weight", key)
+        turned[name], keys[name] = value, key
+    return turned, keys, heads
 
 
 def _join(

@@ -155,7 +155,7 @@ def build_encoder(
         file=file.name,
         layout=found.detail,
         prefix=found.prefix,
-        target=weights.target if weights.kind == "file" else "",
+        target=weights.target if weights.kind == "file" and found.layout != "mae_bench" else "",
         sha256=sha256,
         verified=verified,
         seen=proof.remember(file, backbone, sha256, fingerprint) if fingerprint and _is_fetched(file, backbone) else "",
@@ -299,7 +299,7 @@ def _to_grid(state: dict[str, Tensor], encoder: Encoder) -> list[str]:
         have, want = state[key].shape, wanted[key].shape
         if have == want:
             continue
-        if encoder.blocks[int(key.split(".")[1])].window or have[1:] != want[1:]:
+        if encoder.blocks[int(key.split(".")[1])].window or have[1:] != want[1:] or not have[0]:
             raise UserError(
                 f"{key} of the file is {_shape(have)}, for other windows than this task's, which needs "
                 f"{_shape(want)}; set window and global_blocks as the file was trained"

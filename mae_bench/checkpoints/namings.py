@@ -71,13 +71,13 @@ VIT = Naming(
     ),
     other=(
         (r"mask_token", PRETRAINING_TOKEN),
-        (r"decoder_.*", DECODER),
+        (r"decoder_[\w.]*", DECODER),
         (r"(?:blocks\.\d+\.attn\.|rel_pos_bias\.)relative_position_index", INDEX),
-        (r"(?:lm_head|cls_pt_layers)\..*", PRETRAINING_HEAD),  # BEiT, BEiT v2
+        (r"(?:lm_head|cls_pt_layers)\.[\w.]*", PRETRAINING_HEAD),  # BEiT, BEiT v2
         (r"head(?:_dist)?\.(?:weight|bias)", CLASSIFIER),
-        (r"module\.(?:momentum_encoder|predictor)\..*", "momentum encoder or predictor of MoCo v3"),
-        (r"(?:module\.)?(?:dino_head|ibot_head|head)\..*", PRETRAINING_HEAD),
-        (r"(?:backbone\.simfp_[2-6]|proposal_generator|roi_heads)\..*|pixel_(?:mean|std)", DENSE_HEAD),
+        (r"module\.(?:momentum_encoder|predictor)\.[\w.]*", "momentum encoder or predictor of MoCo v3"),
+        (r"(?:module\.)?(?:dino_head|ibot_head|head)\.[\w.]*", PRETRAINING_HEAD),
+        (r"(?:backbone\.simfp_[2-6]|proposal_generator|roi_heads)\.[\w.]*|pixel_(?:mean|std)", DENSE_HEAD),
     ),
 )
 
@@ -116,11 +116,11 @@ HF = Naming(
     ),
     other=(
         (r"embeddings\.mask_token", PRETRAINING_TOKEN),
-        (r"decoder\..*", DECODER),
-        (r".*relative_position_index", INDEX),
-        (r"pooler\.dense\..*", "pooler, of the library's own and not of the weights"),
-        (r"lm_head\..*", PRETRAINING_HEAD),
-        (r"(?:cls_|distillation_)?classifier\..*", CLASSIFIER),
+        (r"decoder\.[\w.]*", DECODER),
+        (r"[\w.]*relative_position_index", INDEX),
+        (r"pooler\.dense\.[\w.]*", "pooler, of the library's own and not of the weights"),
+        (r"lm_head\.[\w.]*", PRETRAINING_HEAD),
+        (r"(?:cls_|distillation_)?classifier\.[\w.]*", CLASSIFIER),
     ),
     beside=((r"layernorm" + WB, r"norm.\1"),),  # of BEiT's masked image modelling
 )
@@ -146,9 +146,9 @@ MM = Naming(
     ),
     other=(
         (rf"layers\.{I}\.attn\.relative_position_index", INDEX),
-        (r"(?:decode_head|auxiliary_head)\..*", DENSE_HEAD),
+        (r"(?:decode_head|auxiliary_head)\.[\w.]*", DENSE_HEAD),
         (r"data_preprocessor\.(?:mean|std)", "pixel statistics"),
-        (r"(?:neck|head)\..*", "neck and head of pre-training, or classifier"),
+        (r"(?:neck|head)\.[\w.]*", "neck and head of pre-training, or classifier"),
         (r"mask_token", PRETRAINING_TOKEN),
     ),
 )
@@ -174,7 +174,7 @@ FLAX = Naming(
         (_FLAX_BLOCK + r"MlpBlock_3/Dense_1" + _FLAX_WB, r"blocks.\1.mlp.fc2.\2"),
         (r"Transformer/encoder_norm" + _FLAX_WB, r"norm.\1"),
     ),
-    other=((r"(?:head|pre_logits)/.*", CLASSIFIER),),
+    other=((r"(?:head|pre_logits)/[\w/]*", CLASSIFIER),),
 )
 
 NAMINGS = (VIT, HF, MM, FLAX)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path) -> Iterator[Path]:
     """A place beside ``path`` to write to; it takes the name ``path`` once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -41,7 +41,7 @@ def save_model(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, s
     """Write named tensors and text metadata to a safetensors file; the same content gives the same bytes."""
     # Cloned: safetensors refuses tensors that share memory.
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
-    with _atomic(path) as part:
+    with atomic(path) as part:
         save_file(tensors, part, metadata={METADATA: json.dumps(dict(metadata), sort_keys=True)})
 
 
@@ -79,5 +79,5 @@ def write_synthetic(path: Path, backbone: Backbone, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed + 1)
         state["head.weight"] = torch.empty(1000, encoder.width).normal_(std=0.02, generator=generator)
         state["head.bias"] = torch.zeros(1000)
-    with _atomic(path) as part:
+    with atomic(path) as part:
         torch.save({"model": state, SYNTHETIC: True}, part)

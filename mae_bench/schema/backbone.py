@@ -139,7 +139,7 @@ class FileWeights(Strict):
     md5_prefix: str = Field("", pattern="^([0-9a-f]{6,32})?$")
     target: Target
     pretrain_data: str
-    pretrain_epochs: int
+    pretrain_epochs: int = Field(ge=0)  # 0: the publisher does not say
     source: str
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from mae_bench.schema.backbone import Backbone, Target
 from mae_bench.schema.base import NAME, Init, Size, Strict
 
 
@@ -27,16 +28,28 @@ class DataSpec(Strict):
 
 
 class When(Strict):
-    """The runs that a layer applies to; an empty list admits all."""
+    """The backbones that a layer applies to; an empty list admits all."""
 
     size: list[Size] = Field(default_factory=list)
     init: list[Init] = Field(default_factory=list)
+    target: list[Target] = Field(default_factory=list)  # of published weights
+    layer_scale: bool | None = None  # of the architecture
 
-    def admits(self, size: str, init: str) -> bool:
-        return (not self.size or size in self.size) and (not self.init or init in self.init)
+    def admits(self, backbone: Backbone) -> bool:
+        weights = backbone.weights
+        target = weights.target if weights.kind == "file" else None
+        return (
+            (not self.size or backbone.size in self.size)
+            and (not self.init or backbone.init in self.init)
+            and (not self.target or target in self.target)
+            and self.layer_scale in (None, backbone.architecture.layer_scale)
+        )
 
     def __str__(self) -> str:
-        parts = [f"{key} {'/'.join(names)}" for key, names in (("size", self.size), ("init", self.init)) if names]
+        lists = (("size", self.size), ("init", self.init), ("target", self.target))
+        parts = [f"{key} {'/'.join(names)}" for key, names in lists if names]
+        if self.layer_scale is not None:
+            parts.append("layer scale" if self.layer_scale else "no layer scale")
         return ", ".join(parts) or "all"
 
 
