@@ -229,7 +229,8 @@ def _show(args: argparse.Namespace) -> int:
     task = recipes.resolve_task(args.name, backbone, args.settings)
     print(f"task {task.task.name} for {backbone.name}   ({task.path})")
     print(f"protocol   {task.protocol}\nmetric     {task.task.metric}\nreference  {task.task.reference}\n")
-    for key, value in task.values.model_dump(mode="json").items():
+    for key in type(task.values).model_fields:
+        value = getattr(task.values, key)
         origin = task.origins[key]
         print(f"{key:<18} {json.dumps(value):<22} {origin.source}   [{origin.place}]")
     print(f"{'lr':<18} {task.values.lr:<22g} from base_lr, batch and lr_per")

@@ -17,7 +17,6 @@ from transformers import ViTMAEConfig
 from mae_bench.errors import UserError
 from mae_bench.recipes import index, load_backbone
 from mae_bench.schema import Architecture, Backbone, FileWeights, MadeWeights, NoWeights
-from mae_bench.schema.backbone import FEATURES as SCHEMA_FEATURES
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(index("backbone"))
@@ -142,7 +141,7 @@ def test_architecture_and_input(name: str) -> None:
         positions = "none" if shape.rel_pos == "bias" else "learned" if kind in LEARNED else "sincos"
         assert shape.positions == positions
     assert shape.norm_eps == (ViTMAEConfig().layer_norm_eps if kind == "mae_hf" else 1e-6)
-    assert {key: value for key, value in shape.model_dump().items() if key in SCHEMA_FEATURES} == FEATURES.get(kind, {})
+    assert {key: value for key, value in shape.model_dump().items() if key in shape.FEATURES} == FEATURES.get(kind, {})
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -296,7 +295,7 @@ def test_the_page_of_backbones_has_a_true_line_for_each() -> None:
 def test_features_at_their_default_change_no_dump() -> None:
     """Hashes of recipes that were there before a feature stay what they were."""
     shape = load_backbone("vit_t_mae").architecture
-    assert not SCHEMA_FEATURES & shape.model_dump().keys()
+    assert not shape.FEATURES & shape.model_dump().keys()
     assert Architecture.model_validate(shape.model_dump() | {"registers": 0, "resize": "fair"}) == shape
 
 

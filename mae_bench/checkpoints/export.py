@@ -27,7 +27,6 @@ from mae_bench.checkpoints.load import build_encoder
 from mae_bench.checkpoints.save import atomic
 from mae_bench.errors import UserError, nearest
 from mae_bench.schema import Architecture, Backbone
-from mae_bench.schema.backbone import FEATURES
 
 FIXED_EPS = 1e-6  # of every LayerNorm in FAIR's and timm's ViT: a FAIR file and timm's config.json cannot say another
 CROP = 0.875  # of a recipe without a published use: 224 of 256, FAIR's evaluation and timm's default
@@ -103,7 +102,9 @@ def _preprocessing(backbone: Backbone) -> tuple[float, str]:
 def _refused_as_variant(architecture: Architecture) -> str:
     if architecture.plain:
         return ""
-    stated = {key: value for key, value in architecture.model_dump().items() if key in FEATURES - {"resize"}}
+    stated = {
+        key: value for key, value in architecture.model_dump().items() if key in architecture.FEATURES - {"resize"}
+    }
     if architecture.positions == "none":
         stated["positions"] = "none"
     features = ", ".join(f"{key} = {json.dumps(value)}" for key, value in stated.items())

@@ -6,23 +6,27 @@ The idea of keeping what a weight file needs beside it (address, hash, mean and 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from mae_bench.schema.base import NAME, Init, Size, Strict
+from mae_bench.schema.base import NAME, Init, Size, Sparse, Strict
 
 # Conventions of interpolating a position table; `mae_bench.encoders.positions.RESIZE` says what each one does.
 Resize = Literal["fair", "timm", "dino", "dinov2", "dinov2_registers"]
 Triple = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
-class Architecture(Strict):
+class Architecture(Sparse):
     """Shape of a ViT encoder (Dosovitskiy et al., arXiv 2010.11929, Table 1) and what published variants add to it.
 
     Every field says what the *weight file* holds. What a task adds on top (windows, relative positions that start at
     zero) is a value of the task.
     """
+
+    FEATURES = frozenset(
+        ["resize", "class_token", "class_position", "registers", "mlp", "layer_scale", "rel_pos", "final_norm"]
+    )
 
     patch: int = Field(gt=0)
     width: int = Field(gt=0)
@@ -34,7 +38,7 @@ class Architecture(Strict):
     # How the table is initialised; sincos is fixed in pre-training. none: no absolute positions (BEiT).
     positions: Literal["sincos", "learned", "none"] = "sincos"
 
-    # Features of variants; left out of the dump where they are at their default (see `_dump`).
+    # Features of variants.
     resize: Resize = "fair"  # how the position table goes to another grid (`mae_bench.encoders.positions.RESIZE`)
     class_token: bool = True
     class_position: bool = True  # the class token has a row in the position table (DeiT III: no)
@@ -60,13 +64,6 @@ class Architecture(Strict):
             raise ValueError("registers follow a class token, but class_token = false")
         return self
 
-    @model_serializer(mode="wrap")
-    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Features at their default are left out: a new feature changes no hash of the recipes without it."""
-        defaults = {name: type(self).model_fields[name].default for name in FEATURES}
-        dumped: dict[str, Any] = handler(self)
-        return {key: value for key, value in dumped.items() if key not in defaults or value != defaults[key]}
-
     @property
     def grid(self) -> int:
         """Patches along one side at the pre-training size."""
@@ -80,12 +77,7 @@ class Architecture(Strict):
     @property
     def plain(self) -> bool:
         """Whether this is ViT's own architecture, without any variant's feature."""
-        return not self.model_dump().keys() & (FEATURES - {"resize"}) and self.positions != "none"
-
-
-FEATURES = frozenset(
-    ["resize", "class_token", "class_position", "registers", "mlp", "layer_scale", "rel_pos", "final_norm"]
-)
+        return not self.model_dump().keys() & (self.FEATURES - {"resize"}) and self.positions != "none"
 
 
 class Input(Strict):

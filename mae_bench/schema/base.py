@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 NAME = r"^\w[\w.+-]*$"  # of a recipe: it names folders and files
 Size = Literal["t", "s", "b", "l", "h"]
@@ -18,3 +18,22 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Sparse(Strict):
+    """A section whose optional features are left out of the dump at their default.
+
+    A new feature so changes no hash of the recipes that do not use it.
+    """
+
+    FEATURES: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        dumped: dict[str, Any] = handler(self)
+        return {
+            key: value
+            for key, value in dumped.items()
+            if key not in self.FEATURES or getattr(self, key) != fields[key].get_default(call_default_factory=True)
+        }

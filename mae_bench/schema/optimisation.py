@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mae_bench.schema.base import Strict
+from mae_bench.schema.base import Sparse
 
 
-class Optimisation(Strict):
+class Optimisation(Sparse):
     """How a protocol trains. Lengths are in epochs or in optimiser steps, never both."""
+
+    FEATURES: ClassVar[frozenset[str]] = frozenset(["on_nonfinite"])
 
     # Length. One of the two is positive.
     epochs: float = Field(0.0, ge=0)
@@ -46,6 +48,8 @@ class Optimisation(Strict):
     ema: float = Field(0.0, ge=0, lt=1)  # decay of the weight average that is evaluated; 0 = none
     clip_grad: float = Field(0.0, ge=0)  # largest global gradient norm; 0 = no clipping
     precision: Literal["fp16", "bf16", "fp32"] = "fp32"  # autocast type on a GPU; a CPU runs fp32 and says so
+    # At a loss that is not finite: end the run, or go back to the last checkpoint and leave out the step that made it.
+    on_nonfinite: Literal["stop", "rewind"] = "stop"
 
     @model_validator(mode="after")
     def _one_unit(self) -> Optimisation:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -89,15 +89,42 @@ class SegmentationValues(Optimisation):
 
 
 class PretrainingValues(Optimisation):
-    """MAE pre-training (He et al., arXiv 2111.06377)."""
+    """MAE pre-training (He et al., arXiv 2111.06377), the axes of its ablations (Table 1), and the autoencoders that it
+    is compared with."""
+
+    FEATURES: ClassVar[frozenset[str]] = Optimisation.FEATURES | {
+        "objective", "mask_tokens", "sampling", "loss_on", "target", "pca", "tokenizer", "decoder", "predict", "crop",
+        "color_jitter", "noise", "drop", "latent", "kl_weight", "height", "width", "repeats",
+    }  # fmt: skip
 
     mask_ratio: float = Field(ge=0, lt=1)  # keep count is floor(N (1 - mask_ratio))
     norm_pix: bool  # targets normalised per patch (unbiased variance, eps 1e-6)
-    decoder_depth: int = Field(8, gt=0)
+    decoder_depth: int = Field(8, ge=0)
     decoder_width: int = Field(512, gt=0)
     decoder_heads: int = Field(16, gt=0)
     crop_scale: Range = Field((0.2, 1.0), strict=False)  # area fraction of RandomResizedCrop
     flip: bool = True
+
+    # masked: predict hidden patches; the others see the whole image, as it is, with noise, or through a Gaussian code.
+    objective: Literal["masked", "autoencoder", "denoising", "vae"] = "masked"
+    mask_tokens: Literal["decoder", "encoder"] = "decoder"  # where hidden patches are mask tokens (Table 1c)
+    sampling: Literal["random", "block", "grid"] = "random"  # which patches are hidden (Table 1f, Figure 6)
+    loss_on: Literal["masked", "all"] = "masked"
+    target: Literal["pixels", "pca", "tokens"] = "pixels"  # Table 1d
+    pca: int = Field(96, gt=0)  # coefficients of a patch, target "pca"
+    tokenizer: str = ""  # target "tokens": name of an installed entry point of the group `mae_bench.tokenizers`
+    # self: blocks over all tokens; cross: hidden patches read the encoder's (CrossMAE, arXiv 2401.14391).
+    decoder: Literal["self", "cross"] = "self"
+    predict: float = Field(1.0, gt=0, le=1)  # share of the hidden patches that a cross decoder predicts
+    crop: Literal["random_size", "fixed_size", "centre"] = "random_size"  # Table 1e
+    color_jitter: float = Field(0.0, ge=0)
+    noise: float = Field(0.0, ge=0)  # denoising: standard deviation added to normalised pixels
+    drop: float = Field(0.0, ge=0, lt=1)  # denoising: share of pixels set to the mean colour
+    latent: int = Field(0, ge=0)  # vae: dimensions of each patch's code
+    kl_weight: float = Field(0.0, ge=0)  # vae: weight of the divergence, in nats per target value
+    height: int = Field(0, ge=0)  # of the images, in pixels; 0 = the backbone's image_size
+    width: int = Field(0, ge=0)
+    repeats: int = Field(1, gt=0)  # crops that are taken of a picture each time it is decoded
 
     @model_validator(mode="after")
     def _can_be_built(self) -> PretrainingValues:
