@@ -147,8 +147,8 @@ FITTING = [{}, {"class_position": False}, {"mlp": "swiglu", "layer_scale": True}
 def test_only_visible_patches_are_embedded_and_to_the_same_tokens(features: dict[str, object]) -> None:
     model = perturbed(build(ARCHITECTURE.model_copy(update=features)))
     images, noise = batch()
-    masking, visible, _ = model.split(images, noise)
-    encoder = model.encoder
+    masking, encoder = model.masking(noise), model.encoder
+    visible = masking.shuffled(patchify(images, 4))[:, : masking.keep]
     embedded = masking.shuffled(encoder.embed(images))[:, : masking.keep]
     plain = encoder.encode(encoder.with_prefix(embedded))
     torch.testing.assert_close(model.encode(visible, masking), plain, rtol=0, atol=1e-5)
@@ -193,7 +193,7 @@ def test_loss_by_hand() -> None:
 
 
 def test_a_flat_patch_has_a_zero_target() -> None:
-    assert torch.equal(build().targets(torch.full((1, 1, 48), 0.5)), torch.zeros(1, 1, 48))
+    assert torch.equal(build().target.of(torch.full((1, 1, 48), 0.5)), torch.zeros(1, 1, 48))
 
 
 def test_patches_are_rows_of_row_column_rgb() -> None:

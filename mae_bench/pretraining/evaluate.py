@@ -54,13 +54,9 @@ class Evaluation:
         keys = [(0, index) for index in range(min(len(training), BASELINE_PICTURES))]
         first_epoch = self._loader(SeededDataset(training, self.job.seed), keys)
 
-        def of_zeros(data: dict[str, Tensor]) -> Tensor:
-            _, _, masked = model.split(data["inputs"], data["data_samples"])
-            return model.targets(masked).square().mean()
-
         return {
-            "loss": self._mean(model, first_epoch, of_zeros),
-            "val_loss": self._mean(model, self._validation, of_zeros),
+            "loss": self._mean(model, first_epoch, lambda data: model.blank_loss(**data)),
+            "val_loss": self._mean(model, self._validation, lambda data: model.blank_loss(**data)),
         }
 
     @torch.no_grad()

@@ -1,31 +1,28 @@
-"""The Masked Autoencoder: encoder on visible patches, decoder on all, loss on masked pixels.
+"""The Masked Autoencoder and its relatives: encoder, decoder, and a loss on what the decoder predicts.
 
-He et al., arXiv 2111.06377, section 3 and appendix A.1; names and initialisation follow FAIR's ``models_mae.py``.
+He et al., arXiv 2111.06377, section 3 and appendix A.1; names and initialisation follow FAIR's ``models_mae.py``. The
+variants are the axes of the paper's Table 1; `objectives` has the autoencoders that see the whole image.
 
 Tokens stay in shuffled order (`masking.Masking`): transformer blocks treat tokens as a set once positions are added,
-so visible patches are a slice, masked ones are another, and no activation is gathered or un-shuffled.
+so visible patches are a slice, hidden ones are another, and no activation is gathered or un-shuffled.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from mmengine.model import BaseDataPreprocessor, BaseModel
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from mae_bench.encoders.positions import sincos_table
 from mae_bench.encoders.vit import Encoder, initialise_linears_and_norms
 from mae_bench.engine.seeds import Stream, generator
+from mae_bench.pretraining.decoder import LAYER_NORM, CrossBlock, decode, self_block
 from mae_bench.pretraining.masking import Masking, keep_count
+from mae_bench.pretraining.targets import Tokens, build_target
 from mae_bench.schema import Input, PretrainingValues
-
-DECODER_MLP_RATIO = 4
-TARGET_EPS = 1e-6  # added to a patch's variance
-LAYER_NORM = partial(nn.LayerNorm, eps=1e-6)
 
 
 def patchify(images_BCHW: Tensor, patch: int) -> Tensor:
@@ -42,25 +39,6 @@ def unpatchify(patches_BNP: Tensor, grid: tuple[int, int]) -> Tensor:
     patch = round((P // 3) ** 0.5)
     x = patches_BNP.reshape(B, h, w, patch, patch, 3)
     return x.permute(0, 5, 1, 3, 2, 4).reshape(B, 3, h * patch, w * patch)
-
-
-class PatchStatistics(NamedTuple):
-    """Mean and standard deviation of each patch's own values, (B,N,1): what ``norm_pix`` takes out of a target."""
-
-    mean: Tensor
-    std: Tensor
-
-    @classmethod
-    def of(cls, patches_BNP: Tensor) -> PatchStatistics:
-        """Unbiased variance plus 1e-6, as FAIR has it."""
-        var, mean = torch.var_mean(patches_BNP, dim=-1, keepdim=True)
-        return cls(mean, (var + TARGET_EPS).sqrt())
-
-    def normalise(self, patches_BNP: Tensor) -> Tensor:
-        return (patches_BNP - self.mean) / self.std
-
-    def denormalise(self, patches_BNP: Tensor) -> Tensor:
-        return patches_BNP * self.std + self.mean
 
 
 class Normalise(BaseDataPreprocessor):
@@ -81,83 +59,142 @@ class MaskedAutoencoder(BaseModel):
 
     Beside ``encoder.*`` the state has FAIR's names: ``decoder_embed``, ``mask_token``, ``decoder_pos_embed``,
     ``decoder_blocks.i``, ``decoder_norm``, ``decoder_pred``. Both position tables are parameters that need no gradient.
+    With ``mask_tokens = "encoder"`` (Table 1c) the encoder sees every place, hidden ones as mask tokens of its own
+    width, and the decoder adds none.
     """
 
     def __init__(self, encoder: Encoder, pixels: Input, values: PretrainingValues, seed: int) -> None:
         super().__init__(data_preprocessor=Normalise(pixels))
         self.encoder = encoder
-        self.norm_pix = values.norm_pix
         self.patches = encoder.grid[0] * encoder.grid[1]
-        self.keep = keep_count(self.patches, values.mask_ratio)
+        self.keep = self._keep(values.mask_ratio)
+        self.in_encoder = values.mask_tokens == "encoder"
+        self.loss_on_all = values.loss_on == "all"
+        self.cross = values.decoder == "cross"
+        # Hidden patches that the training loss looks at.
+        self.predicted = max(1, round(values.predict * (self.patches - self.keep)))
+        self.target = build_target(values, encoder.patch**2 * 3)
         width = values.decoder_width
-        self.decoder_embed = nn.Linear(encoder.width, width)
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.decoder_embed = nn.Linear(self.code_width(values), width)
+        if self.keep < self.patches:
+            self.mask_token = nn.Parameter(torch.zeros(1, 1, encoder.width if self.in_encoder else width))
         table = sincos_table(width, encoder.grid, class_token=True)
         self.decoder_pos_embed = nn.Parameter(table, requires_grad=False)
-        self.decoder_blocks = nn.ModuleList(
-            Block(width, values.decoder_heads, DECODER_MLP_RATIO, qkv_bias=True, norm_layer=LAYER_NORM)
-            for _ in range(values.decoder_depth)
-        )
+        block = CrossBlock if self.cross else self_block
+        self.decoder_blocks = nn.ModuleList(block(width, values.decoder_heads) for _ in range(values.decoder_depth))
         self.decoder_norm = LAYER_NORM(width)
-        self.decoder_pred = nn.Linear(width, encoder.patch**2 * 3)
+        self.decoder_pred = nn.Linear(width, self.target.width)
         self._initialise_decoder(generator(Stream.INIT, seed))
+
+    def _keep(self, mask_ratio: float) -> int:
+        """Patches that the encoder sees."""
+        return keep_count(self.patches, mask_ratio)
+
+    def code_width(self, values: PretrainingValues) -> int:
+        """Channels of what the decoder is given for a patch."""
+        return self.encoder.width
+
+    @property
+    def norm_pix(self) -> bool:
+        """Whether predictions are pixels normalised per patch."""
+        return bool(getattr(self.target, "norm_pix", False))
 
     def _initialise_decoder(self, random: torch.Generator) -> None:
         """As FAIR: linears xavier-uniform with zero bias, norms 1 and 0, mask token N(0, 0.02)."""
         for part in (self.decoder_embed, self.decoder_blocks, self.decoder_norm, self.decoder_pred):
             initialise_linears_and_norms(part, random)
-        nn.init.normal_(self.mask_token, std=0.02, generator=random)
+        if self.keep < self.patches:
+            nn.init.normal_(self.mask_token, std=0.02, generator=random)
 
     def masking(self, noise_BN: Tensor) -> Masking:
         """The masks of a batch, at this model's mask ratio."""
         return Masking.from_noise(noise_BN, self.keep)
 
-    def split(self, images_BCHW: Tensor, noise_BN: Tensor) -> tuple[Masking, Tensor, Tensor]:
-        """The masks, and the patches (B,K,P) that they show and (B,N-K,P) that they hide, in shuffled order."""
-        masking = self.masking(noise_BN)
-        patches_BNP = masking.shuffled(patchify(images_BCHW, self.encoder.patch))
-        return masking, patches_BNP[:, : masking.keep], patches_BNP[:, masking.keep :]
-
     def encode(self, visible_BKP: Tensor, masking: Masking) -> Tensor:
-        """Visible patches (pixels) in shuffled order -> tokens (B,1+K,D) after the final norm.
+        """Visible patches (pixels) in shuffled order -> tokens (B,1+K,D) after the final norm; (B,1+N,D) where mask
+        tokens stand in the encoder.
 
         The convolution of the patch embedding is a linear map of a patch, so only visible patches are embedded.
         """
         encoder = self.encoder
         proj = encoder.patch_embed.proj
         weight = proj.weight.permute(0, 2, 3, 1).flatten(1)  # columns in the pixel order of `patchify`
-        positions = encoder.pos_embed[0, encoder.position_prefix :][masking.shuffle[:, : masking.keep]]
-        return encoder.encode(encoder.with_prefix(F.linear(visible_BKP, weight, proj.bias) + positions))
+        tokens = F.linear(visible_BKP, weight, proj.bias)
+        if self.in_encoder:
+            hidden = self.mask_token.expand(len(tokens), self.patches - masking.keep, -1)
+            tokens = torch.cat([tokens, hidden.to(tokens.dtype)], dim=1)
+        positions = encoder.pos_embed[0, encoder.position_prefix :][masking.shuffle[:, : tokens.shape[1]]]
+        return encoder.encode(encoder.with_prefix(tokens + positions))
 
-    def decode(self, tokens_BND: Tensor, masking: Masking) -> Tensor:
-        """Encoder tokens (B,1+K,D) -> decoder tokens (B,1+N,D'), before the decoder's norm, in shuffled order."""
-        positions = self.decoder_pos_embed[0, 1:][masking.shuffle]
+    def decode(self, tokens_BND: Tensor, masking: Masking, start: int, stop: int | None = None) -> Tensor:
+        """Encoder tokens -> decoder tokens (B,M,D'), before the decoder's norm, of the places from ``start`` on in the
+        shuffle; a cross decoder can end before ``stop``. Tokens without a place (the class token) come first."""
+        table_ND = self.decoder_pos_embed[0, 1:]
         x: Tensor = self.decoder_embed(tokens_BND)
-        x = torch.cat([x, self.mask_token.expand(len(x), self.patches - masking.keep, -1)], dim=1)
-        x = x + torch.cat([self.decoder_pos_embed[:, :1].expand(len(x), -1, -1), positions], dim=1)
-        for block in self.decoder_blocks:
-            x = block(x)
-        return x
+        blocks: Any = self.decoder_blocks
+        if self.cross:
+            x_BMD: Tensor = self.mask_token + F.embedding(masking.shuffle[:, start:stop], table_ND)
+            for block in blocks:
+                x_BMD = block(x_BMD, x)
+            return x_BMD
+        placed = self.patches if self.in_encoder else masking.keep  # patches that the encoder hands over
+        lead = x.shape[1] - placed
+        first = self.decoder_pos_embed[:, :lead].expand(len(x), -1, -1)
+        known_BKD = x + torch.cat([first, F.embedding(masking.shuffle[:, :placed], table_ND)], dim=1)
+        if placed < self.patches:
+            table_ND = self.mask_token[0] + table_ND
+        return decode(blocks, known_BKD, table_ND, masking.shuffle[:, placed:], lead + start)
 
     def forward(
-        self, inputs: Tensor, data_samples: Tensor, mode: Literal["loss", "tensor"] = "tensor"
+        self,
+        inputs: Tensor,
+        data_samples: Tensor,
+        extra: Tensor | None = None,
+        mode: Literal["loss", "tensor"] = "tensor",
     ) -> dict[str, Tensor] | Tensor:
-        """``inputs``: normalised images (B,3,H,W); ``data_samples``: mask noise (B,N), one row per image.
+        """``inputs``: normalised images (B,3,H,W); ``data_samples``: mask noise (B,N), one row per image; ``extra``:
+        what else is random in the objective (`images.TrainingSamples`).
 
-        ``loss``: {"loss": mean squared error over the pixels of masked patches}, in the units of the target.
-        ``tensor``: predictions of all patches (B,N,patch*patch*3) in raster order.
+        ``loss``: {"loss": the target's loss, a squared error in its units or nats, over the hidden patches, or over all
+        with ``loss_on = "all"``}. ``tensor``: predictions of all patches (B,N,outputs) in raster order; a cross decoder
+        predicts none for visible ones, which are zeros.
         """
-        masking, visible, masked = self.split(inputs, data_samples)
-        x = self.decode(self.encode(visible, masking), masking)
+        masking = self.masking(data_samples)
+        patches = masking.shuffled(patchify(self.seen(inputs, extra), self.encoder.patch))
+        tokens, cost = self.code(self.encode(patches[:, : masking.keep], masking), extra)
+        start, stop = self.wanted if mode == "loss" else (masking.keep if self.cross else 0, None)
+        # Norm and prediction act on each token alone: the places that no loss looks at are left out.
+        predicted: Tensor = self.decoder_pred(self.decoder_norm(self.decode(tokens, masking, start, stop)))
+        if mode == "loss":
+            return {"loss": self.target.loss(predicted, self.targets(inputs, masking)) + cost}
         if mode == "tensor":
-            return masking.restored(self.decoder_pred(self.decoder_norm(x[:, 1:])))
-        if mode != "loss":
-            raise ValueError(f"MaskedAutoencoder has modes 'loss' and 'tensor', not {mode!r}")
-        # Norm and prediction act on each token alone: the visible ones, which no loss looks at, are left out.
-        prediction = self.decoder_pred(self.decoder_norm(x[:, 1 + masking.keep :]))
-        # Every image masks the same number of patches, so the flat mean is the mean over patches of patch means.
-        return {"loss": F.mse_loss(prediction.float(), self.targets(masked))}
+            return masking.restored(F.pad(predicted, (0, 0, start, 0)))
+        raise ValueError(f"{type(self).__name__} has modes 'loss' and 'tensor', not {mode!r}")
 
-    def targets(self, patches_BNP: Tensor) -> Tensor:
-        """What the decoder predicts for these patches: their pixels, or each patch's normalised pixels."""
-        return PatchStatistics.of(patches_BNP).normalise(patches_BNP) if self.norm_pix else patches_BNP
+    def seen(self, inputs: Tensor, extra: Tensor | None) -> Tensor:
+        """The images as the encoder sees them."""
+        return inputs
+
+    def code(self, tokens_BND: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor | float]:
+        """What the decoder is given, and what that costs by itself."""
+        return tokens_BND, 0.0
+
+    @property
+    def wanted(self) -> tuple[int, int | None]:
+        """The places of the shuffle, from and to, whose predictions the loss compares."""
+        start = 0 if self.loss_on_all else self.keep
+        return start, self.keep + self.predicted if self.cross else None
+
+    def targets(self, inputs: Tensor, masking: Masking) -> Tensor:
+        """What is to be predicted for the `wanted` places of the shuffle, (B,M,outputs) or tokens (B,M,1)."""
+        start, stop = self.wanted
+        if isinstance(self.target, Tokens):
+            statistics: Any = self.data_preprocessor
+            images = ((inputs * statistics.std + statistics.mean) / 255).clamp(0, 1)
+            return masking.shuffled(self.target.of_images(images, self.encoder.grid))[:, start:stop]
+        return self.target.of(masking.shuffled(patchify(inputs, self.encoder.patch))[:, start:stop])
+
+    def blank_loss(self, inputs: Tensor, data_samples: Tensor, extra: Tensor | None = None) -> Tensor:
+        """The loss of predicting zeros: the mean colour (of each patch under ``norm_pix``), or every token alike."""
+        target = self.targets(inputs, self.masking(data_samples))
+        return self.target.loss(target.new_zeros(*target.shape[:2], self.target.width, dtype=torch.float32), target)

@@ -10,7 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from mae_bench.pretraining.mae import MaskedAutoencoder, PatchStatistics, patchify, unpatchify
+from mae_bench.pretraining.mae import MaskedAutoencoder, patchify, unpatchify
+from mae_bench.pretraining.targets import PatchStatistics
 
 COLUMNS = ("original", "masked", "predicted", "pasted")
 TILE = 112  # smallest side of a picture in the grid, in pixels; small ones are enlarged by a whole factor

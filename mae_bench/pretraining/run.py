@@ -14,6 +14,7 @@ from mae_bench.errors import UserError
 from mae_bench.pretraining.evaluate import Evaluation
 from mae_bench.pretraining.images import Pictures, TrainingSamples, ValidationSamples, collate
 from mae_bench.pretraining.mae import MaskedAutoencoder
+from mae_bench.pretraining.objectives import build_model
 from mae_bench.pretraining.pictures import reconstruct
 from mae_bench.schema import Architecture, Backbone, PretrainingValues
 
@@ -36,14 +37,17 @@ def run(job: Job) -> Outcome:
     values: PretrainingValues = job.task.values
     architecture = job.backbone.architecture
     _refuse_variants(job.backbone)
+    refuse_idle(values)
+    grid = _grid(values, architecture)
     encoder, report = build_encoder(
         job.backbone,
         job.encoder_file,
         seed=job.seed,
+        grid=grid,
         drop_path=values.drop_path,
         frozen_positions=architecture.positions == "sincos",
     )
-    model = MaskedAutoencoder(encoder, job.backbone.input, values, job.seed)
+    model = build_model(encoder, job.backbone.input, values, job.seed)
     pictures = Pictures(job.dataset.images("train"))
     training = TrainingSamples(pictures, architecture.image_size, model.patches, values)
     validation = ValidationSamples(Pictures(job.dataset.images("val")), architecture.image_size, model.patches)
@@ -77,6 +81,23 @@ def run(job: Job) -> Outcome:
     )
 
 
+def _grid(values: PretrainingValues, architecture: Architecture) -> Grid:
+    """Rows and columns of patches of the training images."""
+    height, width = values.height or architecture.image_size, values.width or architecture.image_size
+    if height % architecture.patch or width % architecture.patch:
+        raise UserError(
+            f"images of {height} x {width} pixels are not whole patches of {architecture.patch}; "
+            f"set height and width to multiples of {architecture.patch}"
+        )
+    grid = height // architecture.patch, width // architecture.patch
+    if grid != (architecture.grid, architecture.grid) and architecture.positions != "sincos":
+        raise UserError(
+            f"height and width other than the backbone's image_size {architecture.image_size} need positions that are "
+            "computed (positions = \"sincos\"): learned ones of another grid are not this backbone's"
+        )
+    return grid
+
+
 def _refuse_variants(backbone: Backbone) -> None:
     """In MAE (He et al., section 3) the encoder sees a part of the patches, which their positions alone place, and the
     decoder reads normed tokens, one class token first. SwiGLU, layer scale and a class token without position fit."""
@@ -108,6 +129,29 @@ def _tail_loss(fitted: Fit) -> float:
                 count += point["step"] - start
             start = point["step"]
     return total / count
+
+
+def _as_declared(encoder: Encoder) -> Encoder:
+    """The encoder with the position table of its architecture, where it was trained on images of another shape: a
+    sin-cos table is a function of the grid."""
+    architecture = encoder.architecture
+    grid = (architecture.grid, architecture.grid)
+    if encoder.grid == grid:
+        return encoder
+    with torch.device("meta"):
+        declared = Encoder(architecture)
+    table = sincos_table(encoder.width, grid, bool(encoder.position_prefix))
+    declared.load_state_dict(encoder.state_dict() | {"pos_embed": table}, strict=True, assign=True)
+    return declared
+
+
+def _fit_components(target: Components, pictures: Pictures, model: MaskedAutoencoder, values: PretrainingValues) -> None:
+    """Principal components of the patches of training pictures, evenly spread over the set, each as in validation."""
+    count = min(COMPONENT_PICTURES, len(pictures))
+    samples = validation_samples(pictures, model, values)
+    batch = collate([samples[number * len(pictures) // count] for number in range(count)])
+    images = model.data_preprocessor(batch)["inputs"]
+    target.fit(patchify(images, model.encoder.patch).flatten(0, 1))
 
 
 def _save(job: Job, model: MaskedAutoencoder, validation: ValidationSamples) -> None:
