@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from mae_bench.checkpoints.load import build_encoder, save_encoder, save_model
+from mae_bench.encoders.positions import Grid, sincos_table
+from mae_bench.encoders.vit import Encoder
 from mae_bench.engine import distributed
 from mae_bench.engine.job import Job, Outcome
 from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
@@ -13,12 +17,14 @@ from mae_bench.engine.runner import Fit, fit
 from mae_bench.errors import UserError
 from mae_bench.pretraining.evaluate import Evaluation
 from mae_bench.pretraining.images import Pictures, TrainingSamples, ValidationSamples, collate
-from mae_bench.pretraining.mae import MaskedAutoencoder
-from mae_bench.pretraining.objectives import build_model
+from mae_bench.pretraining.mae import MaskedAutoencoder, patchify
+from mae_bench.pretraining.objectives import build_model, refuse_idle
 from mae_bench.pretraining.pictures import reconstruct
+from mae_bench.pretraining.targets import Components, Pixels
 from mae_bench.schema import Architecture, Backbone, PretrainingValues
 
 TAIL = 0.1  # share of the steps, the last ones, whose mean loss is the metric `loss`
+COMPONENT_PICTURES = 1000  # training pictures whose patches give the principal components of target "pca"
 SHOWN = 8  # validation pictures in reconstructions.png, spread over the split
 
 
@@ -30,8 +36,8 @@ def smoke(values: PretrainingValues, backbone: Backbone) -> dict[str, Any]:
 def run(job: Job) -> Outcome:
     """Pre-train an encoder on the training pictures; their labels, if any, are not read.
 
-    Leaves in the run folder ``encoder.safetensors``, ``mae.safetensors`` (with the decoder) and
-    ``reconstructions.png``. ``loss`` is the training objective over the last tenth of the steps, ``val_loss`` the same
+    Leaves in the run folder ``encoder.safetensors``, ``mae.safetensors`` (with the decoder) and, where pixels are
+    predicted, ``reconstructions.png``. ``loss`` is the training objective over the last tenth of the steps, ``val_loss`` the same
     on validation pictures under masks that no run changes; both in units of the target.
     """
     values: PretrainingValues = job.task.values
@@ -49,6 +55,8 @@ def run(job: Job) -> Outcome:
     )
     model = build_model(encoder, job.backbone.input, values, job.seed)
     pictures = Pictures(job.dataset.images("train"))
+    if isinstance(model.target, Components):
+        _fit_components(model.target, pictures, model)
     training = TrainingSamples(pictures, architecture.image_size, model.patches, values)
     validation = ValidationSamples(Pictures(job.dataset.images("val")), architecture.image_size, model.patches)
     evaluation = Evaluation(job, values, validation)
@@ -93,7 +101,7 @@ def _grid(values: PretrainingValues, architecture: Architecture) -> Grid:
     if grid != (architecture.grid, architecture.grid) and architecture.positions != "sincos":
         raise UserError(
             f"height and width other than the backbone's image_size {architecture.image_size} need positions that are "
-            "computed (positions = \"sincos\"): learned ones of another grid are not this backbone's"
+            'computed (positions = "sincos"): learned ones of another grid are not this backbone\'s'
         )
     return grid
 
@@ -145,10 +153,10 @@ def _as_declared(encoder: Encoder) -> Encoder:
     return declared
 
 
-def _fit_components(target: Components, pictures: Pictures, model: MaskedAutoencoder, values: PretrainingValues) -> None:
+def _fit_components(target: Components, pictures: Pictures, model: MaskedAutoencoder) -> None:
     """Principal components of the patches of training pictures, evenly spread over the set, each as in validation."""
     count = min(COMPONENT_PICTURES, len(pictures))
-    samples = validation_samples(pictures, model, values)
+    samples = ValidationSamples(pictures, model.encoder.architecture.image_size, model.patches)
     batch = collate([samples[number * len(pictures) // count] for number in range(count)])
     images = model.data_preprocessor(batch)["inputs"]
     target.fit(patchify(images, model.encoder.patch).flatten(0, 1))
@@ -161,11 +169,14 @@ def _save(job: Job, model: MaskedAutoencoder, validation: ValidationSamples) -> 
         "task": job.task.task.name,
         "protocol": job.task.protocol,
         "backbone": job.backbone.name,
-        "target": "norm_pix" if values.norm_pix else "pixel",
+        "objective": values.objective,
+        "target": {"pixels": "norm_pix" if values.norm_pix else "pixel"}.get(values.target, values.target),
         "mask_ratio": str(values.mask_ratio),
     }
-    save_encoder(job.folder / "encoder.safetensors", model.encoder, metadata)
+    save_encoder(job.folder / "encoder.safetensors", _as_declared(model.encoder), metadata)
     save_model(job.folder / "mae.safetensors", model.state_dict(), metadata)
+    if type(model.target) is not Pixels:
+        return  # components and tokens are no pictures
     count = min(SHOWN, len(validation))
     batch = collate([validation[number * len(validation) // count] for number in range(count)])
     reconstruct(model, batch["inputs"], batch["data_samples"]).write(job.folder / "reconstructions.png")
