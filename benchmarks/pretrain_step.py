@@ -1,42 +1,106 @@
-"""One MAE training step beside transformers' ViTMAE: the same sizes, batch and optimiser, in one process.
+"""One MAE training step beside transformers' ViTMAE, and what each of its savings brings.
 
-Prints the median of 9 ratios from runs in the order A B B A, and their range. A small model, where overhead rules
-(width 192, depth 12, 64 patches, batch 64); `--base` measures ViT-B/16 at 224 px, batch 8.
+The same sizes, batch, weights' count and optimiser, in one process; ratios from runs in the order A B B A.
+Small: width 192, depth 12, 64 patches, batch 64, where overhead rules. `--base`: ViT-B/16 at 224 px, batch 8.
+`--large`: ViT-L/16, batch 4, mask tokens in the encoder against the decoder, beside the ratio that MACs predict.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
 from mae_bench.encoders.vit import Encoder
-from mae_bench.pretraining.mae import MaskedAutoencoder
+from mae_bench.engine import onednn
+from mae_bench.pretraining import decoder as savings
+from mae_bench.pretraining.mae import MaskedAutoencoder, patchify
+from mae_bench.pretraining.objectives import build_model
 from mae_bench.schema import Architecture, Input, PretrainingValues
 
-PAIRS = 9
+Work = Callable[[], None]
+SMALL = Architecture(patch=4, width=192, depth=12, heads=3, image_size=32), (2, 96, 3), 64
+BASE = Architecture(patch=16, width=768, depth=12, heads=12, image_size=224), (8, 512, 16), 8
+LARGE = Architecture(patch=16, width=1024, depth=24, heads=16, image_size=224), (8, 512, 16), 4
 
 
-def ours(architecture: Architecture, decoder: tuple[int, int, int], batch: int) -> Callable[[], None]:
-    depth, width, heads = decoder
+class Plain(MaskedAutoencoder):
+    """Without the savings that are switched off: the same loss by the plain path."""
+
+    embed_visible = head_on_hidden = last_block = first_block = False
+
+    def forward(self, inputs: Tensor, data_samples: Tensor, extra: Any = None, mode: Any = "loss") -> Any:
+        masking = self.masking(data_samples)
+        if self.embed_visible:
+            visible = masking.shuffled(patchify(inputs, self.encoder.patch))[:, : masking.keep]
+            tokens = self.encode(visible, masking)
+        else:
+            embedded = masking.shuffled(self.encoder.embed(inputs))[:, : masking.keep]
+            tokens = self.encoder.encode(self.encoder.with_prefix(embedded))
+        start = masking.keep if self.last_block else 0
+        x = self.decode(tokens, masking, start)
+        if self.head_on_hidden:
+            x = x[:, masking.keep - start :]
+        predicted = self.decoder_pred(self.decoder_norm(x))[:, -(self.patches - masking.keep) :]
+        return {"loss": self.target.loss(predicted, self.targets(inputs, masking))}
+
+    def decode(self, tokens_BND: Tensor, masking: Any, start: int, stop: int | None = None) -> Tensor:
+        if self.first_block and self.last_block:
+            return super().decode(tokens_BND, masking, start, stop)
+        table = self.decoder_pos_embed[0, 1:]
+        first = self.decoder_pos_embed[:, :1].expand(len(tokens_BND), -1, -1)
+        known = F.embedding(masking.shuffle[:, : masking.keep], table)
+        x = self.decoder_embed(tokens_BND) + torch.cat([first, known], dim=1)
+        hidden = self.mask_token + F.embedding(masking.shuffle[:, masking.keep :], table)
+        x = torch.cat([x, hidden], dim=1)
+        *blocks, last = self.decoder_blocks
+        for block in blocks:
+            x = block(x)
+        return savings._last(last, x, 1 + start) if self.last_block else last(x)[:, 1 + start :]
+
+
+def model_of(
+    architecture: Architecture, blocks: tuple[int, int, int], kind: type | None = None, **changes: Any
+) -> Any:
+    depth, width, heads = blocks
     values = PretrainingValues(
-        steps=1, batch=batch, base_lr=1e-4, weight_decay=0.05, mask_ratio=0.75, norm_pix=True,
-        decoder_depth=depth, decoder_width=width, decoder_heads=heads,
+        steps=1, batch=1, base_lr=1e-4, weight_decay=0.05, mask_ratio=0.75, norm_pix=True,
+        decoder_depth=depth, decoder_width=width, decoder_heads=heads, **changes,
     )  # fmt: skip
     encoder = Encoder(architecture, frozen_positions=True)
     encoder.initialise(0)
-    model = MaskedAutoencoder(encoder, Input(mean=[0.5] * 3, std=[0.5] * 3), values, seed=0)
-    images = torch.randn(batch, 3, architecture.image_size, architecture.image_size)
-    noise = torch.rand(batch, architecture.grid**2)
-    return step(model, lambda: model(images, noise, mode="loss")["loss"])
+    return (kind or build_model)(encoder, Input(mean=[0.5] * 3, std=[0.5] * 3), values, 0)
 
 
-def theirs(architecture: Architecture, decoder: tuple[int, int, int], batch: int) -> Callable[[], None]:
-    depth, width, heads = decoder
+def data(architecture: Architecture, batch: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    side = architecture.image_size
+    return torch.randn(batch, 3, side, side, generator=random), torch.rand(
+        batch, architecture.grid**2, generator=random
+    )
+
+
+def ours(architecture: Architecture, blocks: tuple[int, int, int], batch: int, **options: Any) -> Work:
+    """``options``: values of the recipe, or switches of `Plain`."""
+    switches = {key: options.pop(key) for key in list(options) if hasattr(Plain, key)}
+    model = model_of(architecture, blocks, Plain if switches else None, **options)
+    for key, value in switches.items():
+        setattr(model, key, value)
+    inputs = data(architecture, batch)
+    return step(model, lambda: model(*inputs, mode="loss")["loss"])
+
+
+def theirs(architecture: Architecture, blocks: tuple[int, int, int], batch: int) -> Work:
+    depth, width, heads = blocks
     config = ViTMAEConfig(
         hidden_size=architecture.width,
         num_hidden_layers=architecture.depth,
@@ -52,13 +116,14 @@ def theirs(architecture: Architecture, decoder: tuple[int, int, int], batch: int
         norm_pix_loss=True,
     )
     model = ViTMAEForPreTraining(config)
-    images = torch.randn(batch, 3, architecture.image_size, architecture.image_size)
-    noise = torch.rand(batch, architecture.grid**2)
+    images, noise = data(architecture, batch)
     return step(model, lambda: model(images, noise=noise).loss)
 
 
-def step(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
+def step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Work:
     """Forward, backward and one fused AdamW update."""
+    if isinstance(model, MaskedAutoencoder):
+        onednn.accelerate(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
     model.train()
 
@@ -70,34 +135,73 @@ def step(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[
     return one
 
 
-def seconds(work: Callable[[], None]) -> float:
+def seconds(work: Work) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base", action="store_true", help="ViT-B/16 at 224 px, batch 8")
-    if parser.parse_args().base:
-        architecture = Architecture(patch=16, width=768, depth=12, heads=12, image_size=224)
-        decoder, batch = (8, 512, 16), 8
-    else:
-        architecture = Architecture(patch=4, width=192, depth=12, heads=3, image_size=32)
-        decoder, batch = (2, 96, 3), 64
-    a, b = ours(architecture, decoder, batch), theirs(architecture, decoder, batch)
+def compare(title: str, a: Work, b: Work, pairs: int) -> float:
+    """How many times faster ``a`` is than ``b``: median of ABBA ratios, with the middle 90 % of them."""
     a(), b()  # warm-up
     ratios, times_a, times_b = [], [], []
-    for _ in range(PAIRS):
+    for _ in range(pairs):
         first, second, third, fourth = seconds(a), seconds(b), seconds(b), seconds(a)
         ratios.append((second + third) / (first + fourth))
         times_a += [first, fourth]
         times_b += [second, third]
-    ratios.sort()
-    print(f"ours          {statistics.median(times_a):.3f} s a step (median of {len(times_a)})")
-    print(f"transformers  {statistics.median(times_b):.3f} s a step")
-    span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-    print(f"ratio         {statistics.median(ratios):.2f} x faster ({PAIRS} pairs, {span})")
+    low, high = (torch.quantile(torch.tensor(ratios), q).item() for q in (0.05, 0.95))
+    middle = statistics.median(ratios)
+    medians = f"{statistics.median(times_a):7.3f} s against {statistics.median(times_b):7.3f} s"
+    print(f"{title:<58} {medians}   {middle:5.3f} x  ({low:.3f} to {high:.3f})", flush=True)
+    return middle
+
+
+def peak(name: str, size: str) -> float:
+    """Peak memory of a process that takes two steps, in MiB."""
+    code = (
+        f"import resource, sys; sys.path.insert(0, 'benchmarks'); import pretrain_step as p; w = p.{name}(*p.{size}); "
+    )
+    code += "w(); w(); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return int(out.split()[-1]) / 1024
+
+
+def macs(architecture: Architecture, blocks: tuple[int, int, int], batch: int, **changes: Any) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = model_of(architecture, blocks, **changes)
+    inputs = data(architecture, batch)
+    with FlopCounterMode(display=False) as counter:
+        model(*inputs, mode="loss")["loss"].backward()
+    return counter.get_total_flops() / 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", action="store_true")
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--pairs", type=int, default=9)
+    args = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, fp32", flush=True)
+    if args.large:
+        with_m = {"mask_tokens": "encoder"}
+        predicted = macs(*LARGE, **with_m) / macs(*LARGE)
+        title = "ViT-L, batch 4: masked against [M] in the encoder"
+        measured = compare(title, ours(*LARGE), ours(*LARGE, **with_m), args.pairs)
+        print(f"MACs predict {predicted:.3f} x; measured {100 * measured / predicted:.0f} % of it")
+        return
+    size, name = (BASE, "BASE") if args.base else (SMALL, "SMALL")
+    compare("ours against transformers' ViTMAE", ours(*size), theirs(*size), args.pairs)
+    quarter = ours(*size, decoder="cross", predict=0.25)
+    compare("cross-attention decoder, a quarter, against ours", quarter, ours(*size), args.pairs)
+    on: dict[str, bool] = {}
+    for switch in ("embed_visible", "head_on_hidden", "last_block", "first_block"):
+        before = dict(on)
+        on[switch] = True
+        base = ours(*size, **(before or {"embed_visible": False}))
+        compare(f"{', '.join(before) or 'plain'} + {switch}", ours(*size, **on), base, args.pairs)
+    print(f"peak memory: ours {peak('ours', name):.0f} MiB, transformers {peak('theirs', name):.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,21 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--to", required=True, choices=["fair", "timm", "hf"])
     export.add_argument("--out", required=True, type=Path, help="a new folder")
 
+    cost = add("cost", _cost, "count what a recipe costs, and predict its hours from a few real steps")
+    cost.add_argument("--backbone", required=True)
+    cost.add_argument("--task", default="pretrain", help="a task; pretrain (default) means imagenet_pretrain")
+    _add_settings(cost)
+    cost.add_argument("--no-measure", action="store_true", help="by formula alone")
+    cost.add_argument("--json", action="store_true", help="everything as JSON")
+
+    pictures = add("reconstruct", _reconstruct, "show what a Masked Autoencoder predicts for pictures")
+    pictures.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
+    pictures.add_argument("--backbone", required=True)
+    pictures.add_argument("--weights", type=Path, help="a file with encoder and decoder instead of the recipe's")
+    pictures.add_argument("--mask-ratio", type=float, help="share of hidden patches (default: the training's)")
+    pictures.add_argument("--seed", type=int, default=0, help="of the masks")
+    pictures.add_argument("--out", type=Path, default=Path("reconstructions.png"), help="the grid, a PNG")
+
     table = add("table", _table, "make the comparison table from records, beside the published numbers")
     table.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
     table.add_argument("--format", choices=["markdown", "csv"], default="markdown")
@@ -314,6 +329,28 @@ def _export(args: argparse.Namespace) -> int:
 
     for path in export.export(args.file, recipes.load_backbone(args.backbone), args.to, args.out):
         print(path)
+    return 0
+
+
+def _cost(args: argparse.Namespace) -> int:
+    from mae_bench import doctor, recipes
+
+    doctor.require(recipes.load_task("imagenet_pretrain"))  # the next import needs torch
+    from mae_bench import cost
+
+    found = cost.estimate(args.task, args.backbone, args.settings, measure=not args.no_measure)
+    print(json.dumps(found.as_dict(), indent=2) if args.json else found.text())
+    return 0
+
+
+def _reconstruct(args: argparse.Namespace) -> int:
+    from mae_bench import doctor, recipes
+
+    doctor.require(recipes.load_task("imagenet_pretrain"))
+    from mae_bench import reconstruct
+
+    options = {"weights": args.weights, "mask_ratio": args.mask_ratio, "seed": args.seed, "out": args.out}
+    print(reconstruct.run(args.backbone, args.images, **options))
     return 0
 
 

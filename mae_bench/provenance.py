@@ -26,6 +26,9 @@ DISTRIBUTIONS = (
     "onedl-mmengine",
     "onedl-mmcv",
     "onedl-mmsegmentation",
+    "scipy",
+    "opencv-python",
+    "opencv-python-headless",
     "pycocotools",
     "faster-coco-eval",
 )

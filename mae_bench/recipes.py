@@ -141,6 +141,8 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> UserE
     complaints = error.errors(include_url=False, include_context=False)
     first = min(complaints, key=lambda complaint: complaint["type"] != "extra_forbidden")
     location = first["loc"]
+    if location[:1] == ("weights",):  # a union: then comes the kind that it chose, which is no key of the file
+        location = location[:1] + location[2:]
     key = ".".join(str(part) for part in location)
     if first["type"] == "extra_forbidden":
         hint = nearest(str(location[-1]), _fields(model, location[:-1]))

@@ -73,6 +73,11 @@ def run(
     options = options or Options()
     recipe = _runnable(load_backbone(backbone))
     resolved = resolve_task(task, recipe, list(settings))
+    if resolved.task.engine == "pretraining" and not isinstance(recipe.weights, NoWeights):
+        raise UserError(
+            f"task '{resolved.task.name}' pre-trains from random weights, and '{recipe.name}' brings its own; "
+            f"use `python -m mae_bench pretrain --task {resolved.task.name} --backbone {recipe.name}`"
+        )
     _check_options(resolved, options, seeds)
     return [_run_seed(resolved, recipe, seed, options) for seed in seeds]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,7 +118,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     Without ``wait`` a lock that another process holds is a UserError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("w") as stream:
+    # Neither truncated nor followed: what lies there may be a link to a file of somebody else's.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path.with_name(path.name + ".lock"), flags, 0o666), "w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

@@ -105,7 +105,7 @@ def test_no_file_escapes_the_folder(weights: Path, tmp_path: Path, name: str) ->
     """The schema refuses such a recipe, for every command that joins the name to the weights folder."""
     path = recipe(tmp_path, "https://example.org/toy.pth", file="FILE")
     path.write_text(path.read_text().replace('"FILE"', json.dumps(name)))
-    with pytest.raises(UserError, match=r"weights\.file\.file: String should match pattern"):
+    with pytest.raises(UserError, match=r"weights\.file: String should match pattern"):
         load_backbone(str(path))
 
 

@@ -132,7 +132,10 @@ def test_unwritable_place(tmp_path: Path) -> None:
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"metrics": {"top1": True}}, "metrics.top1"),
         ({"metrics": {"loss": 1.0}}, "metrics lacks the primary metric 'top1'"),
-        ({"init": "random"}, "init: Input should be 'mae', 'supervised' or 'scratch', not 'random'"),
+        (
+            {"init": "random"},
+            "init: Input should be 'mae', 'supervised', 'scratch', .*, not 'random'",
+        ),
         ({"created": "2026-01-01T00:00:00+02:00"}, "created: expected a time in UTC"),
         ({"created": "yesterday"}, "created"),
         ({"recipe_hash": "abc"}, "recipe_hash"),

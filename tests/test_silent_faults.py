@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,3 +154,125 @@ def test_two_processes_never_work_in_one_run_folder(tmp_path: Path) -> None:
     one.record_file.unlink()  # as if it were still going on
     with weights.locked(one.folder / "run"), pytest.raises(UserError, match="another process works in"):
         mae_bench.run("tiny_linear", "vit_t_mae", options=dataclasses.replace(options, resume=True))
+
+
+def _smoke(task: str, folder: Path) -> Path:
+    """Folder of a smoke run of the tiny MAE backbone."""
+    options = dataclasses.replace(QUIET, smoke=True, out=folder)
+    pretrains = recipes.load_task(task).engine == "pretraining"
+    runs = (
+        mae_bench.pretrain("vit_t_mae", task=task, options=options)
+        if pretrains
+        else mae_bench.run(task, "vit_t_mae", options=options)
+    )
+    return runs[0].folder
+
+
+def test_a_model_of_a_smoke_run_is_never_evaluated_as_a_trained_one(tmp_path: Path) -> None:
+    """Two steps on made data, then `--eval-only`: a number in the protocol's column."""
+    model = _smoke("tiny_linear", tmp_path / "smoke") / "model.safetensors"
+    options = dataclasses.replace(QUIET, weights=model, eval_only=True, out=tmp_path)
+    with pytest.raises(UserError, match="was made with smoke = 'True', this run has 'False'"):
+        mae_bench.run("tiny_linear", "vit_t_mae", options=options)
+
+
+def test_an_encoder_that_a_smoke_run_trained_is_no_encoder(tmp_path: Path) -> None:
+    encoder = _smoke("tiny_pretrain", tmp_path / "smoke") / "encoder.safetensors"
+    options = dataclasses.replace(QUIET, weights=encoder, out=tmp_path)
+    with pytest.raises(UserError, match="random weights that a smoke run wrote"):
+        mae_bench.run("tiny_linear", "vit_t_mae", options=options)
+
+
+def test_overridden_values_are_not_evaluated_as_the_protocols_own(tmp_path: Path) -> None:
+    """Trained with --set, evaluated without: the protocol's column would hold another protocol's number."""
+    options = dataclasses.replace(QUIET, smoke=True, out=tmp_path)
+    (run,) = mae_bench.run("tiny_linear", "vit_t_scratch", settings=["base_lr=0.001"], options=options)
+    again = dataclasses.replace(options, weights=run.folder / "model.safetensors", eval_only=True)
+    with pytest.raises(UserError, match=r"was made with protocol = 'tiny-linear@1\+set:[0-9a-f]+'"):
+        mae_bench.run("tiny_linear", "vit_t_scratch", options=again)
+
+
+def _own(path: Path, **stated: str) -> Path:
+    """A file as our own runs leave it, of the tiny backbone's architecture."""
+    from mae_bench.checkpoints.load import save_encoder
+    from mae_bench.encoders.vit import random_encoder
+
+    backbone = recipes.load_backbone("vit_t_mae")
+    origin = {"init": "mae", "input": backbone.input.model_dump_json(), "target": "norm_pix"}
+    save_encoder(path, random_encoder(backbone.architecture, 0), origin | stated)
+    return path
+
+
+def test_an_encoder_of_another_initialisation_is_no_mae_encoder(tmp_path: Path) -> None:
+    """A supervised encoder of the same shapes under `vit_t_mae`: the table would say that MAE won."""
+    with pytest.raises(UserError, match="of the initialisation 'supervised', but 'vit_t_mae' is 'mae'"):
+        mae_bench.load_encoder("vit_t_mae", weights=_own(tmp_path / "e.safetensors", init="supervised"))
+
+
+def test_an_encoder_of_other_statistics_is_refused(tmp_path: Path) -> None:
+    other = '{"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}'
+    with pytest.raises(UserError, match="as mean and std, which 'vit_t_mae' does not declare"):
+        mae_bench.load_encoder("vit_t_mae", weights=_own(tmp_path / "e.safetensors", input=other))
+
+
+def test_statistics_in_units_of_255_are_refused(tmp_path: Path) -> None:
+    """mean = [123.675, …]: every picture black, and a run that ends."""
+    text = (
+        recipes.find("backbone", "vit_t_scratch").read_text().replace("[0.485, 0.456, 0.406]", "[123.7, 116.3, 103.5]")
+    )
+    (tmp_path / "vit_t_scratch.toml").write_text(text)
+    with pytest.raises(UserError, match=r"divide those of \[0, 255\] by 255"):
+        recipes.load_backbone(str(tmp_path / "vit_t_scratch.toml"))
+
+
+def test_loaded_parameters_share_no_memory(tmp_path: Path) -> None:
+    """With the file, which may change, or with each other: a step on one would move the others."""
+    import torch
+
+    tied = torch.zeros(64)
+    state = {key: tied if value.shape == (64,) else value for key, value in _state().items()}
+    torch.save({"model": state}, tmp_path / "tied.pth")
+    recipe = _published(tmp_path)
+    encoder = mae_bench.load_encoder(str(recipe), weights=tmp_path / "tied.pth")
+    storages = [parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()]
+    assert len(set(storages)) == len(storages)
+    file = _own(tmp_path / "e.safetensors")
+    encoder = mae_bench.load_encoder("vit_t_mae", weights=file)
+    before = encoder.norm.weight.detach().clone()
+    file.write_bytes(b"\0" * file.stat().st_size)
+    assert torch.equal(encoder.norm.weight, before)
+
+
+def _state() -> dict[str, Any]:
+    from mae_bench.encoders.vit import random_encoder
+
+    return dict(random_encoder(recipes.load_backbone("vit_t_mae").architecture, 0).state_dict())
+
+
+def _published(folder: Path, **changes: str) -> Path:
+    """vit_t_mae's recipe as one with a published file."""
+    text = recipes.find("backbone", "vit_t_mae").read_text()
+    stated = {
+        "kind": "file", "file": "toy.pth", "layout": "fair_mae", "url": "https://example.org/toy.pth",
+        "licence": "MIT", "target": "norm_pix", "pretrain_data": "none", "source": "a test",
+    }  # fmt: skip
+    weights = "\n".join(f'{key} = "{value}"' for key, value in (stated | changes).items())
+    path = folder / "vit_t_mae.toml"
+    path.write_text(f"{text.partition('[weights]')[0]}[weights]\n{weights}\npretrain_epochs = 1\n")
+    return path
+
+
+def test_a_file_with_another_hash_is_not_the_published_one_whatever_its_name(tmp_path: Path) -> None:
+    import torch
+
+    from mae_bench.checkpoints.load import build_encoder
+
+    torch.save({"model": _state()}, tmp_path / "other_name.pth")
+    backbone = recipes.load_backbone(str(_published(tmp_path, sha256="ab" * 32)))
+    _, report = build_encoder(backbone, tmp_path / "other_name.pth", seed=0)
+    assert report.differs and "not the published file" in report.line()
+
+
+def test_pre_training_does_not_go_on_from_weights_under_the_from_scratch_protocol(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="pre-trains from random weights, and 'vit_t_mae' brings its own"):
+        mae_bench.run("tiny_pretrain", str(_published(tmp_path)), options=QUIET)

@@ -16,10 +16,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mae_bench.checkpoints.namings import CLASSIFIER, DECODER, DENSE_HEAD, FLAX, HF, MM, NAMINGS, Naming, Rules
+from mae_bench.checkpoints.namings import (
+    CLASSIFIER,
+    DECODER,
+    DENSE_HEAD,
+    FLAX,
+    HF,
+    INDEX,
+    MM,
+    NAMINGS,
+    Naming,
+    Rules,
+)
 from mae_bench.encoders.positions import sincos_table
 from mae_bench.errors import UserError
 from mae_bench.schema import Layout
+from mae_bench.schema.backbone import LABELLED
 
 FoundLayout = Layout | Literal["mae_bench"]
 
@@ -77,18 +89,41 @@ class Found:
     changes: list[str] = field(default_factory=list)  # what was converted, beyond names
     heads: int = 0  # of attention, where the file tells; 0 = it does not
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the file has a classifier: its encoder was last trained on labels, whatever its layout is."""
+        return CLASSIFIER in self.unused.values()
+
 
 def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Found:
     """Recognise a file's layout, or raise a UserError that names what it seems to be."""
-    keys: dict[str, str] = {}  # the file's names, where they are not the keys of `tensors`
+    keys = {key: key for key in tensors}  # the file's names
     heads = 0
     if any(key.endswith("embedding/kernel") for key in tensors):
-        tensors, keys, heads = _from_flax(tensors)
+        tensors, keys, heads = _from_flax(path, tensors)
     naming, prefix = _naming(path, tensors)
-    encoder: dict[str, dict[str, str]] = {}  # our name -> part ("" = whole) -> key
+    parts, unused = _sort(path, naming, prefix, keys)
+    encoder, changes = _join(path, parts, tensors)
+    sources = {
+        name: [keys[own[part]] for part in ("", *PARTS[0], *PARTS[1]) if part in own]
+        for name in encoder
+        for own in [parts.get(name) or parts[STARRED_TABLE]]
+    }
+    layout, detail = _layout(naming, prefix, encoder, sources, unused, metadata)
+    if layout == "vitdet" and _is_square(facts(encoder)["rows"] - 1):
+        encoder["pos_embed"] = encoder["pos_embed"][:, 1:]
+        changes.append("pos_embed: row of the class token dropped, which detectron2 keeps and never uses")
+    return Found(layout, detail, prefix, encoder, unused, sources, changes, heads)
+
+
+def _sort(
+    path: Path, naming: Naming, prefix: str, keys: Mapping[str, str]
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Encoder tensors, as our name -> part ("" = whole) -> key, and the file's other keys with the reason."""
+    encoder: dict[str, dict[str, str]] = {}
     unused: dict[str, str] = {}
     unknown: list[str] = []
-    for key in tensors:
+    for key, own in keys.items():
         rest = key.removeprefix(prefix)
         name = _match(naming.encoder, rest) if key.startswith(prefix) else _match(naming.beside, key)
         reason = _match(naming.other, rest) or _match(naming.other, key)
@@ -96,12 +131,12 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
             whole, _, part = name.partition("#")
             parts = encoder.setdefault(whole, {})
             if part in parts or (parts and "" in (part, *parts)):
-                raise UserError(f"{path}: {key!r:.80} and {next(iter(parts.values()))!r:.80} are the same tensor twice")
+                raise _twice(path, keys[next(iter(parts.values()))], own)
             parts[part] = key
         elif reason:
-            unused[keys.get(key, key)] = reason
+            unused[own] = reason
         else:
-            unknown.append(keys.get(key, key))
+            unknown.append(own)
     if unknown:
         stray = [key for key in unknown if not key.startswith(prefix)]
         if stray and _match(naming.encoder, stray[0]):
@@ -109,17 +144,17 @@ def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
                 f"{path}: {stray[0]!r:.80} lacks the prefix '{prefix}' of the other tensors; unknown layout"
             )
         raise _unknown(path, unknown)
-    joined, changes = _join(path, encoder, tensors)
-    sources = {
-        name: [keys.get(parts[part], parts[part]) for part in ("", *PARTS[0], *PARTS[1]) if part in parts]
-        for name in joined
-        for parts in [encoder.get(name) or encoder[STARRED_TABLE]]
-    }
-    layout, detail = _layout(naming, prefix, joined, unused, metadata)
-    if layout == "vitdet" and _is_square(facts(joined)["rows"] - 1):
-        joined["pos_embed"] = joined["pos_embed"][:, 1:]
-        changes.append("pos_embed: row of the class token dropped, which detectron2 keeps and never uses")
-    return Found(layout, detail, prefix, joined, unused, sources, changes, heads)
+    if STARRED_TABLE in encoder:
+        of_a_block = [parts[""] for name, parts in encoder.items() if name.endswith(TABLE) and name != STARRED_TABLE]
+        if of_a_block:
+            raise _twice(path, encoder[STARRED_TABLE][""], of_a_block[0])
+    return encoder, unused
+
+
+def _twice(path: Path, first: str, second: str) -> UserError:
+    return UserError(
+        f"{path}: {first!r:.80} and {second!r:.80} are the same tensor twice; leave out the one that is not meant"
+    )
 
 
 def _match(rules: Rules, key: str) -> str:
@@ -138,26 +173,34 @@ def _naming(path: Path, tensors: Mapping[str, Tensor]) -> tuple[Naming, str]:
     return fits[0]
 
 
-def _from_flax(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str], int]:
+def _from_flax(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str], int]:
     """Flax's tensors as torch has them, output channels first; the file's key of each; and the heads, from shapes."""
     turned: dict[str, Tensor] = {}
     keys: dict[str, str] = {}
-    heads = 0
+    heads: dict[int, str] = {}  # how many, and the first key that says so
     for key, value in tensors.items():
         attention = "/MultiHeadDotProductAttention" in key
         if key.endswith("/kernel") and value.dim() == 4:  # height, width, in, out
             value = value.permute(3, 2, 0, 1)
         elif key.endswith("/out/kernel") and attention and value.dim() == 3:  # heads, channels, out
-            heads, value = value.shape[0], value.flatten(0, 1).T
+            heads.setdefault(value.shape[0], key)
+            value = value.flatten(0, 1).T
         elif key.endswith("/kernel") and attention and value.dim() == 3:  # in, heads, channels
+            heads.setdefault(value.shape[1], key)
             value = value.flatten(1).T
         elif key.endswith("/kernel") and value.dim() == 2:
             value = value.T
         elif attention and value.dim() == 2:  # a bias: heads, channels
+            heads.setdefault(value.shape[0], key)
             value = value.flatten()
         name = re.sub("/(?:kernel|scale)$", "/weight", key)
+        if name in turned:
+            raise _twice(path, keys[name], key)
         turned[name], keys[name] = value, key
-    return turned, keys, heads
+    if len(heads) > 1:
+        told = " and ".join(f"{count} in {key!r:.80}" for count, key in list(heads.items())[:2])
+        raise UserError(f"{path}: the number of attention heads differs, {told}; the file is damaged, fetch it again")
+    return turned, keys, next(iter(heads), 0)
 
 
 def _join(
@@ -177,8 +220,9 @@ def _join(
             continue
         order = next(order for order in PARTS if keys.keys() <= set(order))
         parts = [tensors[keys[part]] for part in order if part in keys]
-        if any(part.shape != parts[0].shape or not part.dim() for part in parts):
-            raise UserError(f"{path}: the parts of {name} differ in shape: {', '.join(map(repr, keys.values())):.200}")
+        if any((part.shape, part.dtype) != (parts[0].shape, parts[0].dtype) or not part.dim() for part in parts):
+            shown = ", ".join(map(repr, keys.values()))
+            raise UserError(f"{path}: the parts of {name} differ in shape or type: {shown:.200}; fetch it again")
         if order[0] == "q" and name.endswith(".bias") and keys.keys() == {"q", "v"}:
             parts.insert(1, torch.zeros_like(parts[0]))
             changes["qkv.bias: zeros for the key, which has no bias in the file"] = None
@@ -195,49 +239,72 @@ def _layout(
     naming: Naming,
     prefix: str,
     encoder: Mapping[str, Tensor],
+    sources: Mapping[str, list[str]],
     unused: Mapping[str, str],
     metadata: Mapping[str, str],
 ) -> tuple[FoundLayout, str]:
     """Layout, and the variant in words."""
     reasons = set(unused.values())
-    scaled = any(key.endswith(".gamma") for key in encoder)
-    biased = any(key.endswith(TABLE) for key in encoder)
-    order = table_order(encoder["pos_embed"]) if "pos_embed" in encoder else "other"
-    shown = facts(encoder)
+    training = metadata.get("wrapper") in ("teacher", "student")
+    layout: FoundLayout
     if naming is FLAX:
-        return "augreg", "Flax ViT"
-    if naming is HF:
-        if biased:
-            return "hf_beit", "Hugging Face BEiT"
-        if scaled:
-            return "hf_dinov2", "Hugging Face Dinov2"
-        if DECODER in reasons or order == "mae":
-            return "hf_vit_mae", "Hugging Face ViTMAE" + (" with decoder" if DECODER in reasons else "")
-        return "hf_vit", "Hugging Face ViT"
-    if naming is MM:
-        if DENSE_HEAD in reasons or (biased and not reasons):
-            return "mmseg", "mmsegmentation" + (" segmenter" if DENSE_HEAD in reasons else " backbone")
-        return "mmpretrain", "mmpretrain"
-    if metadata.get("format") == FORMAT and not unused:
-        return "mae_bench", FORMAT + (f" made by {metadata['task']!r:.60}" if "task" in metadata else "")
-    if prefix == "backbone.net.":
-        return "vitdet", "detectron2 ViTDet"
-    if prefix == "module.base_encoder.":
-        return "moco_v3", "MoCo v3 training checkpoint"
-    training = (
-        f"{metadata['wrapper']} of a training checkpoint" if metadata.get("wrapper") in ("teacher", "student") else ""
-    )
-    if biased:
-        if "fc_norm.weight" in encoder:
-            return "beit_finetuned", "BEiT fine-tuned"
-        return "beit", "BEiT"
+        layout, detail = "augreg", "Flax ViT"
+    elif naming is HF:
+        layout, detail = _layout_hf(encoder, reasons)
+    elif naming is MM:
+        layout, detail = _layout_mm(encoder, sources, reasons)
+    elif metadata.get("format") == FORMAT and not unused:
+        layout, detail = "mae_bench", FORMAT + (f" made by {metadata['task']!r:.60}" if "task" in metadata else "")
+    elif prefix == "backbone.net.":
+        layout, detail = "vitdet", "detectron2 ViTDet"
+    elif prefix == "module.base_encoder.":
+        layout, detail = "moco_v3", "MoCo v3 training checkpoint"
+    else:
+        layout, detail = _layout_vit(encoder, reasons, training)
+    if CLASSIFIER in reasons and layout not in LABELLED:
+        detail += " with a classifier"
+    return layout, detail + (f", {metadata['wrapper']} of a training checkpoint" if training else "")
+
+
+def _layout_hf(encoder: Mapping[str, Tensor], reasons: set[str]) -> tuple[FoundLayout, str]:
+    if any(key.endswith(TABLE) for key in encoder):
+        return "hf_beit", "Hugging Face BEiT"
+    if any(key.endswith(".gamma") for key in encoder):
+        return "hf_dinov2", "Hugging Face Dinov2"
+    if DECODER in reasons:
+        return "hf_vit_mae", "Hugging Face ViTMAE with decoder"
+    if "pos_embed" in encoder and table_order(encoder["pos_embed"]) == "mae":
+        return "hf_vit_mae", "Hugging Face ViTMAE"
+    return "hf_vit", "Hugging Face ViT"
+
+
+def _layout_mm(
+    encoder: Mapping[str, Tensor], sources: Mapping[str, list[str]], reasons: set[str]
+) -> tuple[FoundLayout, str]:
+    if DENSE_HEAD in reasons:
+        return "mmseg", "mmsegmentation segmenter"
+    # Of bare backbones, those of mmsegmentation: BEiT's and MAE's with a table in every block, and the ViT around
+    # torch's own attention. What mmpretrain publishes has a neck or a head.
+    tables = any(key.endswith(TABLE) for key in encoder)
+    wrapped = any(".attn.attn." in key for keys in sources.values() for key in keys)
+    if (tables or wrapped) and reasons <= {INDEX}:
+        return "mmseg", "mmsegmentation backbone"
+    return "mmpretrain", "mmpretrain"
+
+
+def _layout_vit(encoder: Mapping[str, Tensor], reasons: set[str], training: bool) -> tuple[FoundLayout, str]:
+    """Of plain ViT names; ``training``: from a checkpoint with a teacher and a student."""
+    shown = facts(encoder)
+    scaled = any(key.endswith(".gamma") for key in encoder)
+    order = table_order(encoder["pos_embed"]) if "pos_embed" in encoder else "other"
+    if any(key.endswith(TABLE) for key in encoder):
+        return ("beit_finetuned", "BEiT fine-tuned") if "fc_norm.weight" in encoder else ("beit", "BEiT")
     if scaled and not shown["class_position"] and not shown["registers"] and CLASSIFIER in reasons:
         return "deit3", "DeiT III"
     if scaled or shown["registers"]:
-        registers = f" with {shown['registers']} registers" if shown["registers"] else ""
-        return "dinov2", "DINOv2" + registers + (f", {training}" if training else "")
+        return "dinov2", "DINOv2" + (f" with {shown['registers']} registers" if shown["registers"] else "")
     if training:
-        return "dino", f"DINO {training}"
+        return "dino", "DINO"
     if "fc_norm.weight" in encoder:
         return "fair_mae_finetuned", "FAIR MAE fine-tuned"
     if CLASSIFIER in reasons:

@@ -8,6 +8,7 @@ scale).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ from mae_bench.encoders.positions import resize, resize_bias_table, resize_decom
 from mae_bench.encoders.vit import Encoder, EncoderOptions, random_encoder
 from mae_bench.errors import UserError
 from mae_bench.hashing import check_hash, file_hash
-from mae_bench.schema import Backbone
+from mae_bench.schema import Architecture, Backbone
 
 __all__ = [
     "LoadReport",
@@ -50,6 +51,9 @@ __all__ = [
 ]
 
 
+MANY = 6  # patterns of names, more of which are told by their first part
+
+
 @dataclass
 class LoadReport:
     """What became of every tensor. ``matched`` of ``total`` encoder tensors came from the file; the others are in
@@ -57,10 +61,12 @@ class LoadReport:
 
     file: str = ""  # name of the file; "" for a from-scratch encoder
     layout: str = ""
+    wrapper: str = ""  # key of the file under which the tensors are
     prefix: str = ""  # stripped from every key of the file
-    target: str = ""  # of pre-training, as the recipe states it
+    target: str = ""  # of pre-training: as the recipe states it, or as our own file does
     sha256: str = ""
-    verified: str = ""  # what `check_hash` compared: "sha256", "sha256 prefix", "md5 prefix", or "" = nothing
+    verified: str = ""  # what `check_hash` found equal: "sha256", "sha256 prefix", "md5 prefix", or "" = nothing
+    differs: bool = False  # from the hash that the recipe states: another file than the published one
     seen: str = ""  # the recipe's own file: when it was first seen on this machine, unchanged since
     fingerprint: list[float] = field(default_factory=list)  # `proof.fingerprint` of the encoder as it was pre-trained
     matched: int = 0
@@ -90,13 +96,14 @@ class LoadReport:
         """The report in one line."""
         if not self.file:
             return f"no weights loaded: all {self.total} encoder tensors are random ({self.layout})"
-        proven = self.verified or "unverified" + (f", {self.seen}" if self.seen else "")
+        proven = self.verified or ("not the published file" if self.differs else "unverified")
+        proven += f", {self.seen}" if self.seen and not self.verified else ""
         facts = [self.layout, self.target, proven, f"sha256 {self.sha256[:12]}…", "synthetic" if self.synthetic else ""]
         loaded = f"loaded {self.matched}/{self.total - len(self.new)} encoder tensors"
         parts = [f"{loaded} ({', '.join(filter(None, facts))})"]
         for word, names in (("new", _patterns(self.new) + self.heads), ("unused", _patterns(list(self.unused)))):
             if names:
-                parts.append(f"{word}: {', '.join(names)}")
+                parts.append(f"{word}: {', '.join(_short(names))}")
         return "; ".join(parts + self.transforms)
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,6 +117,13 @@ def _patterns(names: list[str]) -> list[str]:
     return list(dict.fromkeys(starred))
 
 
+def _short(patterns: list[str]) -> list[str]:
+    """Patterns, or where there are many what they begin with."""
+    if len(patterns) <= MANY:
+        return patterns
+    return list(dict.fromkeys(f"{pattern.partition('.')[0]}.*" if "." in pattern else pattern for pattern in patterns))
+
+
 def build_encoder(
     backbone: Backbone, file: Path | None, *, seed: int, **options: Unpack[EncoderOptions]
 ) -> tuple[Encoder, LoadReport]:
@@ -119,6 +133,8 @@ def build_encoder(
     recipe gives must also have the recipe's hash; another one (``--weights FILE``) is reported as unverified. Files in
     our own layout are accepted for every recipe of the same architecture.
     """
+    if backbone.refused:
+        raise UserError(f"backbone '{backbone.name}' cannot be run: {backbone.refused}")
     if file is None:
         if backbone.weights.kind != "none":
             raise UserError(f"backbone '{backbone.name}' needs a weight file; only from-scratch backbones start random")
@@ -129,12 +145,10 @@ def build_encoder(
         raise UserError(f"backbone '{backbone.name}' starts from scratch and takes no weights, but {file} was given")
     tensors, metadata = read_tensors(file)
     synthetic = metadata.get(SYNTHETIC) == "true"
-    weights = backbone.weights
-    verified = ""
-    if weights.kind == "file" and not synthetic and file.name == Path(weights.file).name:
-        verified = check_hash(file, weights)
+    verified, differs = ("", False) if synthetic else _verify(file, backbone)
     found = detect(file, tensors, metadata)
     _check_layout(file, found, backbone)
+    _check_origin(file, found, metadata, backbone)
     _check_architecture(file, found, json_metadata(metadata, "architecture"), backbone)
     pretrained = {key: tensor.float() for key, tensor in found.encoder.items()}
     # On the meta device a tensor that nobody fills cannot be used at all: nothing is random by accident.
@@ -154,10 +168,12 @@ def build_encoder(
     return encoder, LoadReport(
         file=file.name,
         layout=found.detail,
+        wrapper=metadata.get("wrapper", ""),
         prefix=found.prefix,
-        target=weights.target if weights.kind == "file" and found.layout != "mae_bench" else "",
+        target=_target(found, metadata, backbone),
         sha256=sha256,
         verified=verified,
+        differs=differs,
         seen=proof.remember(file, backbone, sha256, fingerprint) if fingerprint and _is_fetched(file, backbone) else "",
         fingerprint=fingerprint,
         matched=matched,
@@ -171,7 +187,51 @@ def build_encoder(
 
 def _is_fetched(file: Path, backbone: Backbone) -> bool:
     """Whether this is the recipe's file in the weights folder, where a lock may be left beside it."""
-    return backbone.weights.kind == "file" and file == places.weights_root() / backbone.weights.file
+    weights = backbone.weights
+    return weights.kind == "file" and file.resolve() == (places.weights_root() / weights.file).resolve()
+
+
+def _verify(file: Path, backbone: Backbone) -> tuple[str, bool]:
+    """What of the recipe's hash the file has, and whether it has another one. The recipe's own file, in the weights
+    folder or under its name, must have the recipe's."""
+    weights = backbone.weights
+    if weights.kind != "file":
+        return "", False
+    try:
+        return check_hash(file, weights), False
+    except UserError:
+        if file.name == Path(weights.file).name or _is_fetched(file, backbone):
+            raise
+        return "", True
+
+
+def _target(found: Found, metadata: dict[str, str], backbone: Backbone) -> str:
+    """What pre-training predicted: our own files say it themselves."""
+    if found.layout == "mae_bench":
+        return f"{metadata.get('target', '')!r:.40}".strip("'")
+    return backbone.weights.target if backbone.weights.kind == "file" else ""
+
+
+def _check_origin(file: Path, found: Found, metadata: dict[str, str], backbone: Backbone) -> None:
+    """Our own files say what initialisation they are, and with which statistics; a classifier has seen labels."""
+    weights = backbone.weights
+    if found.layout == "mae_bench":
+        init, statistics = metadata.get("init", backbone.init), json_metadata(metadata, "input")
+        if init != backbone.init:
+            raise UserError(
+                f"{file} is an encoder of the initialisation {init!r:.40}, but '{backbone.name}' is '{backbone.init}': "
+                "its row in a table would be wrong; name a backbone of that initialisation"
+            )
+        if statistics and statistics != backbone.input.model_dump(mode="json"):
+            raise UserError(
+                f"{file} was trained with {json.dumps(statistics)[:200]} as mean and std, which '{backbone.name}' does "
+                "not declare; correct [input] of the recipe"
+            )
+    elif found.labelled and weights.kind == "file" and weights.target != "labels":
+        raise UserError(
+            f"{file} holds a classifier, so its encoder has seen labels, but '{backbone.name}' declares the target "
+            f"'{weights.target}'; take the file from before fine-tuning, or declare target = \"labels\""
+        )
 
 
 def _fingerprint(file: Path, backbone: Backbone, state: dict[str, Tensor]) -> list[float]:
@@ -183,6 +243,7 @@ def _fingerprint(file: Path, backbone: Backbone, state: dict[str, Tensor]) -> li
         encoder = Encoder(backbone.architecture, final_norm=bool({"norm.weight", "fc_norm.weight"} & state.keys()))
     encoder.load_state_dict(state, strict=True, assign=True)
     found = proof.fingerprint(encoder, backbone.input)
+    proof.check_finite(file, found)
     if backbone.fingerprint:
         proof.check_fingerprint(file, found, backbone.fingerprint, f"those of the recipe '{backbone.name}'")
     return found
@@ -221,8 +282,10 @@ def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbo
             f"{declared[key]!r}; name a backbone with {key} = {held[key]!r}, or correct the recipe's [architecture]"
         )
     heads = {"heads": found.heads} if found.heads else {}
-    for key, own in architecture.model_dump().items():
-        value = (stated | heads).get(key, own)
+    for key, field_ in Architecture.model_fields.items():
+        own = getattr(architecture, key)
+        # Our own files leave features at their default out.
+        value = (stated | heads).get(key, field_.default if stated and key in Architecture.FEATURES else own)
         if value != own:
             raise UserError(f"{file} was made with {key} = {value!r:.80}, backbone '{backbone.name}' has {own!r}")
     for what, keys in (
@@ -230,10 +293,8 @@ def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbo
         ("is not expected", tensors.keys() - meant.keys()),
     ):
         if keys:
-            raise UserError(
-                f"{file}: {found.prefix}{min(keys)} {what} in {size} ({len(keys)} such); "
-                "the file is damaged, fetch it again"
-            )
+            first = found.sources.get(min(keys), [min(keys)])[0]
+            raise UserError(f"{file}: {first!r:.80} {what} in {size} ({len(keys)} such); another model, or damaged")
     for key, tensor in tensors.items():
         if tensor.shape != meant[key].shape and not key.endswith((".rel_pos_h", ".rel_pos_w")):
             raise UserError(
@@ -263,7 +324,10 @@ def _adapt(
     wanted = encoder.state_dict()
     for names, reason in (
         (("cls_token", "reg_token"), "this task uses no class token and no registers"),
-        (("norm.weight", "norm.bias", "fc_norm.weight", "fc_norm.bias"), "this task uses no final norm"),
+        (
+            ("norm.weight", "norm.bias", "fc_norm.weight", "fc_norm.bias"),
+            "this task uses no final norm, or one of its own",
+        ),
     ):
         for name in names:
             if name in state and name not in wanted:
@@ -277,7 +341,9 @@ def _adapt(
     if encoder.patch != architecture.patch:
         state[ANCHOR] = resample_kernel(state[ANCHOR], encoder.patch)
         transforms.append(f"{ANCHOR}: patch {architecture.patch} -> {encoder.patch}, pseudo-inverse (FlexiViT)")
-    return {key: tensor.contiguous() for key, tensor in state.items()}, unused, transforms
+    # Copies: a file's tensors may be views of the file itself, or of each other.
+    own = {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+    return own, unused, transforms
 
 
 def _to_grid(state: dict[str, Tensor], encoder: Encoder) -> list[str]:

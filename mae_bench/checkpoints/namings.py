@@ -148,7 +148,9 @@ MM = Naming(
         (rf"layers\.{I}\.attn\.relative_position_index", INDEX),
         (r"(?:decode_head|auxiliary_head)\.[\w.]*", DENSE_HEAD),
         (r"data_preprocessor\.(?:mean|std)", "pixel statistics"),
-        (r"(?:neck|head)\.[\w.]*", "neck and head of pre-training, or classifier"),
+        (r"neck\.[\w.]*", "neck of pre-training"),
+        (r"head\.(?:cls_head|predictor)\.[\w.]*", PRETRAINING_HEAD),  # BEiT, MoCo v3
+        (r"head\.[\w.]*", CLASSIFIER),
         (r"mask_token", PRETRAINING_TOKEN),
     ),
 )

@@ -162,10 +162,7 @@ def remember(path: Path, backbone: Backbone, sha256: str, found: list[float]) ->
     Processes that see a file at the same time agree on one lock.
     """
     weights = backbone.weights
-    if not all(map(math.isfinite, found)):
-        raise UserError(
-            f"{path}: its features of the fixed picture are not finite; the file is damaged, fetch it again"
-        )
+    check_finite(path, found)
     now = Lock(
         sha256=sha256,
         size=path.stat().st_size,
@@ -176,15 +173,16 @@ def remember(path: Path, backbone: Backbone, sha256: str, found: list[float]) ->
     )
     lock = read_lock(path) or _create(path, now)
     if lock is None:
-        return ""
+        return "not locked: its folder takes no lock"
     if lock.sha256 != sha256:
         raise UserError(
             f"{path} is not the file first seen {lock.date}: sha256 was {lock.sha256[:12]}… ({lock.size} bytes) and is "
             f"{sha256[:12]}… ({now.size} bytes); fetch it again, or if you replaced it on purpose delete "
             f"{lock_file(path)}"
         )
-    if lock.recipe == now.recipe:
-        check_fingerprint(path, found, lock.fingerprint, f"those first seen {lock.date} (in {lock_file(path).name})")
+    if lock.recipe != now.recipe:
+        return f"first seen {lock.date} under another architecture, mean or std"
+    check_fingerprint(path, found, lock.fingerprint, f"those first seen {lock.date} (in {lock_file(path).name})")
     return f"first seen {lock.date}"
 
 

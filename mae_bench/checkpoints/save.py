@@ -56,6 +56,8 @@ def save_encoder(path: Path, encoder: Encoder, metadata: Mapping[str, str]) -> N
     if encoder.option_tensors() or (encoder.patch, encoder.grid, encoder.prefix) != declared:
         raise ValueError("save_encoder keeps encoders as they were pre-trained; save an adapted one with save_model")
     own = {"format": FORMAT, "architecture": architecture.model_dump_json()}
+    if metadata.get("smoke") == "True":
+        own[SYNTHETIC] = "true"  # two steps leave it as random as it was
     save_model(path, encoder.state_dict(), dict(metadata) | own)
 
 

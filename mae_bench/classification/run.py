@@ -82,6 +82,7 @@ def _metadata(job: Job, values: ClassificationValues) -> dict[str, str]:
         "mode": values.mode,
         "pool": values.pool,
         "classes": f"{len(classes)} ({digest(list(classes))[:8]})",
+        **job.identity,
     }
 
 
@@ -109,7 +110,7 @@ def _outcome(job: Job, model: Classifier, evaluation: Evaluation, fitted: Fit, r
         save_model(file, model.state_dict(), _metadata(job, values))
         trained_here = job.backbone.weights.kind == "none" and values.mode == "finetune"
         if trained_here and not needs_fc_norm(values) and values.image_size == job.backbone.architecture.image_size:
-            save_encoder(job.folder / "encoder.safetensors", model.encoder, {"task": job.task.task.name})
+            save_encoder(job.folder / "encoder.safetensors", model.encoder, job.origin | {"target": "labels"})
     return Outcome(
         metrics=fitted.last,
         best=fitted.best,

@@ -112,6 +112,7 @@ def _identity(job: Job) -> dict[str, str]:
         "task": job.task.task.name,
         "backbone": job.backbone.name,
         "classes": json.dumps(job.dataset.classes),
+        **job.identity,
     }
 
 

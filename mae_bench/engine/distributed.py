@@ -80,6 +80,15 @@ def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
     return total.cpu()
 
 
+def largest(values: torch.Tensor) -> torch.Tensor:
+    """Elementwise maximum of ``values`` over all processes, on the group's device."""
+    if world_size() == 1:
+        return values
+    shared = values.to(_group_device(), copy=True)
+    dist.all_reduce(shared, dist.ReduceOp.MAX)
+    return shared
+
+
 def gather_objects(value: Any) -> list[Any]:
     """Every process's ``value``, in the order of ranks, on every process. For small picklable things of our own."""
     if world_size() == 1:

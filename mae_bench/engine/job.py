@@ -31,6 +31,8 @@ class Options:
         0  # largest batch per device and forward pass; 0 = the protocol's. Accumulation makes up the rest
     )
     quiet: bool = False  # no progress display
+    fsdp: bool = False  # spread weights, gradients and optimiser state over the processes (training only)
+    log: tuple[str, ...] = ()  # curves for other programs, beside log.txt: "tensorboard", "wandb"
 
 
 @dataclass
@@ -50,6 +52,24 @@ class Job:
     dataset: Dataset
     encoder_file: Path | None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a trained model's file says of its run, and an evaluation of it must share: the protocol with every
+        overridden value, and whether anything was trained at all."""
+        return {"protocol": self.task.protocol, "smoke": str(self.options.smoke)}
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What the file of an encoder that this run trained says of where it comes from."""
+        backbone = self.backbone
+        stated = {
+            "task": self.task.task.name,
+            "backbone": backbone.name,
+            "init": backbone.init,
+            "input": backbone.input.model_dump_json(),
+        }
+        return stated | self.identity
 
     def note(self, message: str) -> None:
         """Say something that a reader of the number must know (a fallback, a skipped image); kept in the record."""

@@ -103,7 +103,7 @@ def _assert_complete(model: nn.Module, groups: list[Group]) -> None:
 def build_optimizer(groups: list[Group], values: Optimisation) -> Optimizer:
     """The protocol's optimiser over groups of `parameter_groups`."""
     if values.optimizer == "adamw":
-        return AdamW(groups, lr=values.lr, betas=values.betas)
+        return AdamW(groups, lr=values.lr, betas=values.betas, fused=True)
     if values.optimizer == "lars":
         return LARS(groups, lr=values.lr, momentum=values.momentum)
     return SGD(groups, lr=values.lr, momentum=values.momentum)

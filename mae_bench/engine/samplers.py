@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +27,7 @@ class StepSampler(Sampler[list[Key]]):
     ``plan.micro_batch`` keys for this process.
 
     An epoch is a random order of the images that depends on (seed, epoch) alone. All processes together consume the
-    same ``plan.batch`` images in a step, however many processes there are.
+    same ``plan.batch`` images in a step, however many processes there are. The steps in ``skipped`` are left out.
     """
 
     def __init__(self, n: int, plan: Plan, seed: int, start_step: int = 0, rank: int = 0) -> None:
@@ -38,15 +38,19 @@ class StepSampler(Sampler[list[Key]]):
         self.seed = seed
         self.start_step = start_step
         self.rank = rank
+        self.skipped: Collection[int] = ()
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:
-        return (self.plan.steps - self.start_step) * self.plan.accumulation
+        return len(self._steps()) * self.plan.accumulation
 
     def __iter__(self) -> Iterator[list[Key]]:
-        for step in range(self.start_step, self.plan.steps):
+        for step in self._steps():
             for micro in range(self.plan.accumulation):
                 yield self.keys(step, micro)
+
+    def _steps(self) -> list[int]:
+        return [step for step in range(self.start_step, self.plan.steps) if step not in self.skipped]
 
     def keys(self, step: int, micro: int) -> list[Key]:
         """Keys of one forward pass of this process."""

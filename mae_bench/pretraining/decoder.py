@@ -17,6 +17,8 @@ from timm.layers import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from mae_bench.engine.onednn import linear
+
 MLP_RATIO = 4
 LAYER_NORM = partial(nn.LayerNorm, eps=1e-6)
 
@@ -59,8 +61,8 @@ def _last(block: Block, x_BND: Tensor, start: int) -> Tensor:
     D = x_BND.shape[-1]
     normed_BND = block.norm1(x_BND)
     weight, bias = block.attn.qkv.weight, block.attn.qkv.bias
-    queries_BQD = F.linear(normed_BND[:, start:], weight[:D], bias[:D])
-    return _finish(block, x_BND[:, start:], queries_BQD, F.linear(normed_BND, weight[D:], bias[D:]))
+    queries_BQD = linear(normed_BND[:, start:], weight[:D], bias[:D])
+    return _finish(block, x_BND[:, start:], queries_BQD, linear(normed_BND, weight[D:], bias[D:]))
 
 
 def _finish(block: Block, x_BQD: Tensor, queries_BQD: Tensor, keys_values_BNE: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mae_bench.encoders.positions import sincos_table
 from mae_bench.encoders.vit import Encoder, initialise_linears_and_norms
+from mae_bench.engine.onednn import linear
 from mae_bench.engine.seeds import Stream, generator
 from mae_bench.pretraining.decoder import LAYER_NORM, CrossBlock, decode, self_block
 from mae_bench.pretraining.masking import Masking, keep_count
@@ -119,7 +120,7 @@ class MaskedAutoencoder(BaseModel):
         encoder = self.encoder
         proj = encoder.patch_embed.proj
         weight = proj.weight.permute(0, 2, 3, 1).flatten(1)  # columns in the pixel order of `patchify`
-        tokens = F.linear(visible_BKP, weight, proj.bias)
+        tokens = linear(visible_BKP, weight, proj.bias)
         if self.in_encoder:
             hidden = self.mask_token.expand(len(tokens), self.patches - masking.keep, -1)
             tokens = torch.cat([tokens, hidden.to(tokens.dtype)], dim=1)

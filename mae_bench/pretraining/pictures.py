@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from mae_bench.checkpoints.save import atomic
 from mae_bench.pretraining.mae import MaskedAutoencoder, patchify, unpatchify
-from mae_bench.pretraining.targets import PatchStatistics
+from mae_bench.pretraining.targets import PatchStatistics, Pixels
 
 COLUMNS = ("original", "masked", "predicted", "pasted")
 TILE = 112  # smallest side of a picture in the grid, in pixels; small ones are enlarged by a whole factor
 GAP = 6
 LINE = 14  # height of a line of text
+LETTER = 6  # width of one, roughly
 HIDDEN = 0.5  # grey of a masked patch
 FREE = "No loss looks at what is predicted for visible patches."
 LEAK = (
@@ -27,43 +30,70 @@ LEAK = (
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """``columns``: (4,B,3,H,W) RGB in [0, 1], in the order of ``COLUMNS``. ``loss``: mean squared error over masked
-    patches, in units of the target, as in training."""
+    """``columns``: (4,B,3,H,W) RGB in [0, 1], in the order of ``COLUMNS``. ``errors``: mean squared error of each
+    picture over its masked patches (over all, where none is masked), in units of the target."""
 
     columns: Tensor
-    loss: float
+    errors: tuple[float, ...]
     norm_pix: bool
+    masked: bool = True
+    free: bool = True  # no loss looked at the visible patches
+
+    @property
+    def error(self) -> float:
+        """Mean over the pictures, which is the mean over patches: all pictures hide the same number."""
+        return sum(self.errors) / len(self.errors)
+
+    @property
+    def unit(self) -> str:
+        """Of the errors."""
+        return "normalised pixels" if self.norm_pix else "standardised pixels"
 
     @property
     def caption(self) -> str:
         """What the error is measured in, and what was given away to show the prediction."""
-        unit = "normalised pixels" if self.norm_pix else "standardised pixels"
-        sentences = [f"Mean squared error on masked patches: {self.loss:.4f} ({unit}).", FREE]
-        return " ".join([*sentences, LEAK] if self.norm_pix else sentences)
+        where = "masked" if self.masked else "all"
+        sentences = [f"Mean squared error on {where} patches: {self.error:.4f} ({self.unit})."]
+        return " ".join(sentences + [FREE] * self.free + [LEAK] * self.norm_pix)
 
-    def write(self, path: Path) -> None:
-        """Write the grid, one row per picture, with headings and caption, as a PNG; the file appears complete."""
+    def write(self, path: Path, names: Sequence[str] = ()) -> None:
+        """Write the grid as a PNG, one row per picture, with headings and caption; the file appears complete.
+
+        ``names`` stand above the rows, with the picture's error; they may hold anything, and may be long.
+        """
         _, B, _, H, W = self.columns.shape
         factor = max(1, -(-TILE // min(H, W)))
         height, width = H * factor, W * factor
         total = len(COLUMNS) * (width + GAP) + GAP
+        label = LINE if names else 0
+        row, top = label + height + GAP, LINE + GAP
         font = ImageFont.load_default(size=11)
-        lines = textwrap.wrap(self.caption, width=total // 6)
-        top = LINE + GAP
-        sheet = Image.new("RGB", (total, top + B * (height + GAP) + LINE * len(lines) + GAP), "white")
+        lines = textwrap.wrap(self.caption, width=total // LETTER)
+        sheet = Image.new("RGB", (total, top + B * row + LINE * len(lines) + GAP), "white")
         draw = ImageDraw.Draw(sheet)
         pixels = (self.columns * 255).round().byte().permute(0, 1, 3, 4, 2).numpy()
         for column, name in enumerate(COLUMNS):
             x = GAP + column * (width + GAP)
             draw.text((x, GAP // 2), name, fill="black", font=font)
-            for row in range(B):
-                tile = Image.fromarray(pixels[column, row]).resize((width, height), Image.Resampling.NEAREST)
-                sheet.paste(tile, (x, top + row * (height + GAP)))
+            for number in range(B):
+                tile = Image.fromarray(pixels[column, number]).resize((width, height), Image.Resampling.NEAREST)
+                sheet.paste(tile, (x, top + number * row + label))
+        for number, name in enumerate(names):
+            text = f"{printable(name, total // LETTER - 10)}  {self.errors[number]:.4f}"
+            draw.text((GAP, top + number * row), text, fill="black", font=font)
         for number, line in enumerate(lines):
-            draw.text((GAP, top + B * (height + GAP) + number * LINE), line, fill="black", font=font)
-        part = path.with_name(f".{path.name}.part")
-        sheet.save(part, format="PNG")
-        part.replace(path)
+            draw.text((GAP, top + B * row + number * LINE), line, fill="black", font=font)
+        with atomic(path) as part:
+            sheet.save(part, format="PNG")
+
+
+def printable(name: str, most: int) -> str:
+    """A file's name in ASCII, everything else escaped, its middle left out where it is longer than ``most``."""
+    escaped = ascii(name)[1:-1]
+    if len(escaped) <= most:
+        return escaped
+    half = max(1, (most - 3) // 2)
+    return f"{escaped[:half]}...{escaped[-half:]}"
 
 
 @torch.no_grad()
@@ -71,21 +101,30 @@ def reconstruct(model: MaskedAutoencoder, images_BCHW: Tensor, noise_BN: Tensor)
     """Predict the masked patches of uint8 RGB images at the model's size, under the masks that ``noise_BN`` gives.
 
     A prediction of normalised pixels is denormalised with each patch's true statistics, the visible ones' included.
+
+    Raises:
+        ValueError: the model predicts something else than pixels.
     """
-    training = model.training
+    target, training = model.target, model.training
+    if type(target) is not Pixels:
+        raise ValueError(f"{type(target).__name__} are no pixels to look at")
     model.eval()
     data = model.data_preprocessor({"inputs": images_BCHW, "data_samples": noise_BN})
     predicted_BNP = model(**data, mode="tensor").float()
-    loss = model(**data, mode="loss")["loss"].item()
     model.train(training)
     patches_BNP = patchify(data["inputs"], model.encoder.patch)
+    hidden_BN = model.masking(data["data_samples"]).mask > 0
+    masked = bool(hidden_BN.any())
+    error_BN = (predicted_BNP - target.of(patches_BNP)).square().mean(dim=-1)
+    looked_at = hidden_BN if masked else torch.ones_like(hidden_BN)
+    errors_B = (error_BN * looked_at).sum(dim=1) / looked_at.sum(dim=1)
     if model.norm_pix:
         predicted_BNP = PatchStatistics.of(patches_BNP).denormalise(predicted_BNP)
-    hidden_BN1 = model.masking(data["data_samples"]).mask.unsqueeze(-1) > 0
     original, predicted = _image(model, patches_BNP), _image(model, predicted_BNP)
-    hidden = unpatchify(hidden_BN1.expand_as(patches_BNP), model.encoder.grid).cpu()
-    masked, pasted = original.masked_fill(hidden, HIDDEN), torch.where(hidden, predicted, original)
-    return Reconstruction(torch.stack([original, masked, predicted, pasted]), loss, model.norm_pix)
+    hidden = unpatchify(hidden_BN.unsqueeze(-1).expand_as(patches_BNP), model.encoder.grid).cpu()
+    columns = original, original.masked_fill(hidden, HIDDEN), predicted, torch.where(hidden, predicted, original)
+    free = masked and not model.loss_on_all
+    return Reconstruction(torch.stack(columns), tuple(errors_B.tolist()), model.norm_pix, masked, free)
 
 
 def _image(model: MaskedAutoencoder, patches_BNP: Tensor) -> Tensor:

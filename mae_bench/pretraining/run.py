@@ -37,8 +37,8 @@ def run(job: Job) -> Outcome:
     """Pre-train an encoder on the training pictures; their labels, if any, are not read.
 
     Leaves in the run folder ``encoder.safetensors``, ``mae.safetensors`` (with the decoder) and, where pixels are
-    predicted, ``reconstructions.png``. ``loss`` is the training objective over the last tenth of the steps, ``val_loss`` the same
-    on validation pictures under masks that no run changes; both in units of the target.
+    predicted, ``reconstructions.png``. ``loss`` is the training objective over the last tenth of the steps,
+    ``val_loss`` the same on validation pictures under masks that no run changes; both in units of the target.
     """
     values: PretrainingValues = job.task.values
     architecture = job.backbone.architecture
@@ -56,9 +56,9 @@ def run(job: Job) -> Outcome:
     model = build_model(encoder, job.backbone.input, values, job.seed)
     pictures = Pictures(job.dataset.images("train"))
     if isinstance(model.target, Components):
-        _fit_components(model.target, pictures, model)
-    training = TrainingSamples(pictures, architecture.image_size, model.patches, values)
-    validation = ValidationSamples(Pictures(job.dataset.images("val")), architecture.image_size, model.patches)
+        _fit_components(model.target, pictures, model, values)
+    training = TrainingSamples(pictures, grid, encoder.patch, values)
+    validation = ValidationSamples(Pictures(job.dataset.images("val")), grid, encoder.patch, values)
     evaluation = Evaluation(job, values, validation)
     groups = parameter_groups(model, values, encoder_prefix="encoder.", depth=encoder.depth)
     fitted = fit(
@@ -67,12 +67,12 @@ def run(job: Job) -> Outcome:
         collate,
         job=job,
         values=values,
-        plan=make_plan(values, len(pictures), job.options, distributed.world_size()),
+        plan=make_plan(values, len(training), job.options, distributed.world_size()),
         optimizer=build_optimizer(groups, values),
         evaluate=evaluation,
         metric="val_loss",
         unit="epoch" if values.epochs else "step",
-        describe=pictures.path,
+        describe=training.path,
     )
     baseline = evaluation.baseline(model, training)
     if distributed.main_process():
@@ -153,10 +153,12 @@ def _as_declared(encoder: Encoder) -> Encoder:
     return declared
 
 
-def _fit_components(target: Components, pictures: Pictures, model: MaskedAutoencoder) -> None:
+def _fit_components(
+    target: Components, pictures: Pictures, model: MaskedAutoencoder, values: PretrainingValues
+) -> None:
     """Principal components of the patches of training pictures, evenly spread over the set, each as in validation."""
     count = min(COMPONENT_PICTURES, len(pictures))
-    samples = ValidationSamples(pictures, model.encoder.architecture.image_size, model.patches)
+    samples = ValidationSamples(pictures, model.encoder.grid, model.encoder.patch, values)
     batch = collate([samples[number * len(pictures) // count] for number in range(count)])
     images = model.data_preprocessor(batch)["inputs"]
     target.fit(patchify(images, model.encoder.patch).flatten(0, 1))
@@ -165,16 +167,17 @@ def _fit_components(target: Components, pictures: Pictures, model: MaskedAutoenc
 def _save(job: Job, model: MaskedAutoencoder, validation: ValidationSamples) -> None:
     values: PretrainingValues = job.task.values
     metadata = {
+        **job.origin,
         "engine": "pretraining",
-        "task": job.task.task.name,
-        "protocol": job.task.protocol,
-        "backbone": job.backbone.name,
         "objective": values.objective,
         "target": {"pixels": "norm_pix" if values.norm_pix else "pixel"}.get(values.target, values.target),
         "mask_ratio": str(values.mask_ratio),
     }
     save_encoder(job.folder / "encoder.safetensors", _as_declared(model.encoder), metadata)
-    save_model(job.folder / "mae.safetensors", model.state_dict(), metadata)
+    # Heads, epsilon and the axes of the objective are in no tensor's shape.
+    architecture = job.backbone.architecture
+    whole = {"values": values.model_dump_json(), "architecture": architecture.model_dump_json()}
+    save_model(job.folder / "mae.safetensors", model.state_dict(), metadata | whole)
     if type(model.target) is not Pixels:
         return  # components and tokens are no pictures
     count = min(SHOWN, len(validation))

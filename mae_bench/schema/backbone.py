@@ -28,12 +28,14 @@ class Architecture(Sparse):
         ["resize", "class_token", "class_position", "registers", "mlp", "layer_scale", "rel_pos", "final_norm"]
     )
 
-    patch: int = Field(gt=0)
-    width: int = Field(gt=0)
-    depth: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    mlp_ratio: float = Field(4.0, gt=0)
-    image_size: int = Field(gt=0)  # side in pixels at pre-training; the position table has (image_size / patch)^2 rows
+    patch: int = Field(gt=0, le=256)
+    width: int = Field(gt=0, le=1 << 14)
+    depth: int = Field(gt=0, le=256)
+    heads: int = Field(gt=0, le=256)
+    mlp_ratio: float = Field(4.0, gt=0, le=64)
+    image_size: int = Field(
+        gt=0, le=1 << 12
+    )  # side in pixels at pre-training; the position table has (image_size / patch)^2 rows
     norm_eps: float = Field(1e-6, gt=0)
     # How the table is initialised; sincos is fixed in pre-training. none: no absolute positions (BEiT).
     positions: Literal["sincos", "learned", "none"] = "sincos"
@@ -42,7 +44,7 @@ class Architecture(Sparse):
     resize: Resize = "fair"  # how the position table goes to another grid (`mae_bench.encoders.positions.RESIZE`)
     class_token: bool = True
     class_position: bool = True  # the class token has a row in the position table (DeiT III: no)
-    registers: int = Field(0, ge=0)  # tokens after the class token, without positions (DINOv2: 4)
+    registers: int = Field(0, ge=0, le=64)  # tokens after the class token, without positions (DINOv2: 4)
     mlp: Literal["gelu", "swiglu"] = "gelu"
     layer_scale: bool = False  # per-channel factor at the end of both branches of a block (BEiT, DeiT III, DINOv2)
     # bias: BEiT's table per block; decomposed: ViTDet's two tables per block.
@@ -56,6 +58,8 @@ class Architecture(Sparse):
             raise ValueError(f"image_size {self.image_size} is not a multiple of patch {self.patch}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.positions == "none" and self.resize != "fair":
+            raise ValueError(f"resize '{self.resize}' has no effect with positions 'none'; leave it out")
         if self.rel_pos == "bias" and (self.registers or not self.class_token):
             raise ValueError("rel_pos 'bias' is defined for a class token and no registers")
         if self.rel_pos == "decomposed" and self.class_token:
@@ -86,6 +90,12 @@ class Input(Strict):
     mean: Triple
     std: Triple
 
+    @model_validator(mode="after")
+    def _in_units(self) -> Input:
+        if not all(0 <= mean <= 1 for mean in self.mean) or not all(0 < std <= 1 for std in self.std):
+            raise ValueError("mean and std are in units of pixel values in [0, 1]: divide those of [0, 255] by 255")
+        return self
+
 
 # What pre-training predicts or compares. labels: human labels were seen.
 Target = Literal["norm_pix", "pixel", "labels", "visual_tokens", "contrastive", "self_distillation"]
@@ -111,6 +121,10 @@ Layout = Literal[
 ]
 
 
+# Layouts of classifiers: their encoders were trained on labels, the last of all.
+LABELLED = ("fair_mae_finetuned", "vit_classifier", "deit3", "augreg", "beit_finetuned")
+
+
 class NoWeights(Strict):
     """A from-scratch baseline: the encoder starts random, and the record says so."""
 
@@ -133,6 +147,16 @@ class FileWeights(Strict):
     pretrain_data: str
     pretrain_epochs: int = Field(ge=0)  # 0: the publisher does not say
     source: str
+
+    @model_validator(mode="after")
+    def _fits(self) -> FileWeights:
+        if self.layout in LABELLED and self.target != "labels":
+            raise ValueError(f"layout '{self.layout}' has seen labels: target is \"labels\"")
+        if self.sha256 and self.md5_prefix:
+            raise ValueError("sha256 and md5_prefix are both given; keep sha256, the stronger one")
+        if self.file.endswith((".lock", ".part", ".json")):
+            raise ValueError("file names the weights themselves; .lock, .part and .json are kept beside them")
+        return self
 
 
 class MadeWeights(Strict):

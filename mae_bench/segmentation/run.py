@@ -102,6 +102,7 @@ def _identity(job: Job) -> dict[str, str]:
         "backbone": job.backbone.name,
         "classes": json.dumps(job.dataset.classes),
         "model": json.dumps({"taps": values.taps, "pool_scales": values.pool_scales}),
+        **job.identity,
     }
 
 

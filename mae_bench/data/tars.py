@@ -1,0 +1,244 @@
+"""Tar shards in webdataset's layout, read by index: ``key.jpg`` beside ``key.cls``, nothing is extracted.
+
+The members of a sample stand next to each other and share the name up to the first dot of its last part. A shard is
+walked once for the offsets of its pictures; the index is kept in the cache under the shard's path, and used for as long
+as its size and time of change stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mae_bench import places
+from mae_bench.data.folders import PICTURES
+from mae_bench.data.images import MAX_BYTES
+from mae_bench.errors import UserError
+
+VERSION = 1  # of the index in the cache
+MAX_NAME = 255  # bytes of a member's name; every name takes the room of the longest
+MAX_LABEL_BYTES = 20
+NO_LABEL = -1
+KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # key and suffix, as webdataset splits them
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Index:
+    """The pictures of one shard, in its order."""
+
+    stamp: NDArray[np.int64]  # version of the index, size of the shard in bytes, time of its change in nanoseconds
+    offsets: NDArray[np.int64]  # of the pictures' bytes, from the start of the shard
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64]  # or NO_LABEL
+    names: NDArray[np.bytes_]
+
+    def valid(self) -> bool:
+        """Whether arrays that were read from a file are an index of a shard of that size."""
+        numbers = (self.stamp, self.offsets, self.sizes, self.labels)
+        return (
+            all(array.dtype == np.int64 and array.ndim == 1 for array in numbers)
+            and (self.names.dtype.kind, self.names.ndim) == ("S", 1)
+            and len(self.stamp) == 3
+            and len({len(self.offsets), len(self.sizes), len(self.labels), len(self.names)}) == 1
+            and bool(np.all((self.sizes > 0) & (self.sizes <= MAX_BYTES) & (self.offsets > 0)))
+            and bool(np.all(self.offsets + self.sizes <= self.stamp[1]))
+        )
+
+
+class Tars:
+    """The pictures of tar shards, one after the other (a ``Source``)."""
+
+    def __init__(self, shards: Sequence[Path]) -> None:
+        indices = [open_index(shard) for shard in shards]
+        if not indices:
+            raise UserError("no tar shards were given; name at least one")
+        self._shards = [os.fspath(shard) for shard in shards]
+        self._stamps = np.stack([index.stamp[1:] for index in indices])
+        self._starts = np.cumsum([0, *(len(index.offsets) for index in indices)])
+        self._offsets, self._sizes, self._labels, self._names = (
+            np.concatenate([getattr(index, kind) for index in indices])
+            for kind in ("offsets", "sizes", "labels", "names")
+        )
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def read(self, index: int) -> bytes:
+        shard, index = self._locate(index)
+        path, size = self._shards[shard], int(self._sizes[index])
+        try:
+            with open(path, "rb", buffering=0) as file:  # once a picture  # noqa: PTH123
+                status = os.fstat(file.fileno())
+                if (status.st_size, status.st_mtime_ns) != tuple(self._stamps[shard]):
+                    raise UserError(f"{path} has changed since the run began; start it again with the shard at rest")
+                file.seek(int(self._offsets[index]))
+                data = file.read(size)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
+        if len(data) != size:
+            raise UserError(f"cannot read {self.name(index)}: {len(data)} bytes came instead of {size}; try again")
+        return data
+
+    def name(self, index: int) -> str:
+        shard, index = self._locate(index)
+        return f"{self._shards[shard]}/{os.fsdecode(self._names[index])}"
+
+    def label(self, index: int) -> int | None:
+        label = int(self._labels[self._locate(index)[1]])
+        return None if label == NO_LABEL else label
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        """(shard's file name/member, bytes) of every picture, for a data set's fingerprint."""
+        for index in range(len(self)):
+            shard, _ = self._locate(index)
+            yield f"{Path(self._shards[shard]).name}/{os.fsdecode(self._names[index])}", int(self._sizes[index])
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        index = range(len(self))[index]
+        return int(np.searchsorted(self._starts, index, "right")) - 1, index
+
+
+def find_shards(root: Path, pattern: str) -> list[Path]:
+    """Shards below ``root`` by a glob pattern such as ``train/*.tar``, sorted by name."""
+    if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+        raise UserError(f"the shards {pattern!r} leave the data folder; give a pattern below {root} without '..'")
+    found = sorted(root.glob(pattern)) if pattern else []
+    if not found:
+        raise UserError(f"no tar shards: nothing below {root} matches {pattern!r}; expected such as train/*.tar")
+    return found
+
+
+def open_index(shard: Path) -> Index:
+    """The shard's index: from the cache, or made and kept there (half a minute for a million pictures)."""
+    try:
+        status = shard.stat()
+    except OSError as error:
+        raise UserError(f"cannot read {shard}: {error.strerror}") from error
+    stamp = np.array([VERSION, status.st_size, status.st_mtime_ns], dtype=np.int64)
+    key = hashlib.sha256(os.fsencode(shard.absolute())).hexdigest()[:32]
+    file = places.cache() / "tars" / f"{key}.npz"
+    if (kept := _load(file)) is not None and np.array_equal(kept.stamp, stamp):
+        return kept
+    made = make_index(shard, stamp)
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        _save(file, made)
+    return made
+
+
+def _load(file: Path) -> Index | None:
+    try:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            index = Index(**{kind.name: arrays[kind.name] for kind in fields(Index)})
+    except (OSError, ValueError, KeyError, EOFError, SyntaxError, BadZipFile):
+        return None  # absent or damaged: it is made again
+    return index if index.valid() else None
+
+
+def _save(file: Path, index: Index) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{file.stem}.", suffix=".npz", dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            arrays: dict[str, Any] = {kind.name: getattr(index, kind.name) for kind in fields(Index)}
+            np.savez(out, **arrays)
+        Path(temporary).replace(file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def make_index(shard: Path, stamp: NDArray[np.int64]) -> Index:
+    """Walk a shard from the first to the last header. Anything but a sound tar of samples is a ``UserError``."""
+    try:
+        with shard.open("rb") as file:
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                rows = [_sample(shard, key, members, file) for key, members in groupby(_members(shard, tar), _key)]
+                end = tar.offset
+            _check_end(shard, file, end)
+    except (OSError, tarfile.TarError, ValueError, EOFError, OverflowError) as error:
+        raise UserError(f"{shard} is no uncompressed tar file, or damaged: {error}; pack it again") from error
+    if not rows:
+        raise UserError(f"{shard} holds no samples; expected members such as 000001.jpg and 000001.cls")
+    _refuse_repeats(shard, [row[3] for row in rows])
+    offsets, sizes, labels = (np.array([row[column] for row in rows], dtype=np.int64) for column in range(3))
+    return Index(stamp, offsets, sizes, labels, np.array([row[3] for row in rows], dtype=bytes))
+
+
+Member = tuple[str, str, tarfile.TarInfo]  # key, suffix in lower case, header
+
+
+def _members(shard: Path, tar: tarfile.TarFile) -> Iterator[Member]:
+    while (member := tar.next()) is not None:
+        tar.members.clear()  # type: ignore[attr-defined]  # it would keep an object for every member
+        split = KEY.fullmatch(member.name)
+        if member.isdir() or split is None:
+            continue
+        if not member.isreg() or member.issparse():
+            raise UserError(f"{shard}: {member.name!r:.80} is a link or no plain file; pack the files themselves")
+        if not member.name.isprintable() or len(os.fsencode(member.name)) > MAX_NAME:
+            raise UserError(f"{shard}: the name {member.name!r:.80} is not printable or longer than {MAX_NAME} bytes")
+        yield split[1], split[2].lower(), member
+
+
+def _key(member: Member) -> str:
+    return member[0]
+
+
+def _sample(shard: Path, key: str, members: Iterator[Member], file: BinaryIO) -> tuple[int, int, int, bytes]:
+    """(offset, bytes, label, name) of the one picture among a sample's members."""
+    picture: tarfile.TarInfo | None = None
+    label = NO_LABEL
+    for _, suffix, member in members:
+        if f".{suffix}" in PICTURES:
+            if picture is not None:
+                raise UserError(f"{shard}: sample {key!r:.80} has two pictures; expected one a sample")
+            if not 0 < member.size <= MAX_BYTES:
+                raise UserError(f"{shard}: picture {member.name!r:.80} has {member.size} bytes; pack the shard again")
+            picture = member
+        elif suffix == "cls":
+            file.seek(member.offset_data)
+            label = _label(shard, member.name, file.read(min(member.size, MAX_LABEL_BYTES + 1)))
+    if picture is None:
+        raise UserError(f"{shard}: sample {key!r:.80} has no picture ({', '.join(sorted(PICTURES))}); remove it")
+    return picture.offset_data, picture.size, label, os.fsencode(picture.name)
+
+
+def _label(shard: Path, name: str, text: bytes) -> int:
+    if not re.fullmatch(rb"\s*\d{1,9}\s*", text):
+        raise UserError(f"{shard}: {name!r:.80} holds {text!r:.40}; expected the number of the class, 0 or above")
+    return int(text)
+
+
+def _refuse_repeats(shard: Path, names: list[bytes]) -> None:
+    if len(set(names)) < len(names):
+        repeated = next(name for number, name in enumerate(names) if name in names[:number])
+        raise UserError(f"{shard} holds {os.fsdecode(repeated)!r:.80} twice; pack it again")
+
+
+def _check_end(shard: Path, file: BinaryIO, end: int) -> None:
+    """A tar ends in empty blocks. tarfile takes any damaged header for the end, and never looks behind it."""
+    file.seek(end)
+    total = 0
+    while block := file.read(BLOCK):
+        if block.count(0) != len(block):
+            raise UserError(
+                f"{shard} goes on behind its end or a damaged header, at byte {end}; pack it again "
+                "(tar files must not be joined by cat)"
+            )
+        total += len(block)
+    if total < tarfile.BLOCKSIZE:
+        raise UserError(f"{shard} is cut off: a tar file ends in empty blocks; copy or pack it again")
