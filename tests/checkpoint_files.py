@@ -31,7 +31,7 @@ def backbone(kind: Literal["fair_mae", "vit_classifier", "made", "none"] = "fair
             "layout": kind,
             "url": "https://example.org/meant.pth",
             "licence": "CC-BY-NC-4.0",
-            "target": "norm_pix",
+            "target": "labels" if kind == "vit_classifier" else "norm_pix",
             "pretrain_data": "IN1K",
             "pretrain_epochs": 1600,
             "source": "test",

@@ -123,11 +123,12 @@ def train(
     noisy: bool = True,
     evaluate: Callable[[nn.Module], dict[str, float]] | None = weight_sum,
     dataset: Noise | None = None,
+    kind: type[Model] = Model,
 ) -> tuple[Model, runner.Fit]:
     """Fit the same initial model on the job's values."""
     values: ClassificationValues = job.task.values
     torch.manual_seed(0)
-    model = Model(noisy)
+    model = kind(noisy)
     groups = optim.parameter_groups(model, values, encoder_prefix="", depth=len(model.blocks))
     fitted = runner.fit(
         model,

@@ -151,8 +151,12 @@ MAE, DEIT, MADE = backbone(), backbone("vit_classifier"), backbone("made")
 SIZE = r"a ViT, patch 4 \(width 24, depth 2, 26 positions\)"
 TABLE: dict[str, tuple[Make, Backbone, str]] = {
     # contents that are not the recipe's
-    "missing tensor": (edited(lambda s: s.pop("blocks.1.mlp.fc2.bias")), MAE, r"blocks\.1\.mlp\.fc2\.bias is missing"),
-    "missing norm": (edited(lambda s: s.pop("norm.weight")), MAE, r"norm\.weight is missing"),
+    "missing tensor": (
+        edited(lambda s: s.pop("blocks.1.mlp.fc2.bias")),
+        MAE,
+        r"'blocks\.1\.mlp\.fc2\.bias' is missing",
+    ),
+    "missing norm": (edited(lambda s: s.pop("norm.weight")), MAE, r"'norm\.weight' is missing"),
     "no positions": (edited(lambda s: s.pop("pos_embed")), MAE, "positions are not MAE's"),
     "extra block": (
         put(blocks__0__attn__rel_pos_h=torch.zeros(9, 8)),
@@ -167,7 +171,7 @@ TABLE: dict[str, tuple[Make, Backbone, str]] = {
     "wrong mlp": (of({"mlp_ratio": 2.0}), MAE, "mlp.fc1.weight has shape 48x24, a ViT.* has 96x24"),
     "NaN": (put(norm__bias=torch.full((24,), torch.nan)), MAE, "norm.bias contains NaN or infinite values"),
     "integers": (put(norm__bias=torch.zeros(24, dtype=torch.int64)), MAE, "norm.bias has type torch.int64"),
-    "stretched view": (put(norm__bias=torch.zeros(1).expand(10**6)), MAE, "norm.bias has shape 1000000"),
+    "stretched view": (put(norm__bias=torch.zeros(1).expand(10**6)), MAE, "'norm.bias' is a view of less data"),
     "other heads": (other_heads, MADE, "made with heads = 6, backbone 'small_made' has 3"),
     # other layouts
     "prefix encoder.": (
@@ -202,7 +206,7 @@ TABLE: dict[str, tuple[Make, Backbone, str]] = {
     "other wrapper": (torch_saved({"net": timm_state(), "epoch": 3}), MAE, "'net' is no plain tensor but a dict"),
     "list": (torch_saved([torch.zeros(1)]), MAE, "holds a list, not a dictionary"),
     "numbers in it": (edited(lambda s: s.update(norm=1)), MAE, "'norm' is no plain tensor but a int"),
-    "sparse": (put(norm=torch.eye(2).to_sparse()), MAE, "'norm' is no plain tensor"),
+    "sparse": (put(norm=torch.eye(2).to_sparse()), MAE, "'norm' is a sparse tensor"),
     "evil name": (edited(lambda s: s.update({"a\nb\x1b[2J": torch.zeros(1)})), MAE, r"'a\\nb\\x1b\[2J'"),
     # files that are no weight files, or no longer
     "empty": (raw(b""), MAE, "is empty"),
@@ -210,7 +214,7 @@ TABLE: dict[str, tuple[Make, Backbone, str]] = {
     "text": (raw(b"a plain text file"), MAE, "neither a safetensors nor a torch file"),
     "LFS pointer": (raw(b"version https://git-lfs.github.com/spec/v1\noid sha256:0"), MAE, "Git LFS pointer"),
     "npz": (npz, MAE, "unknown layout.*'kernel'"),
-    "npz of objects": (npz_of_objects, MAE, "damaged .npz file"),
+    "npz of objects": (npz_of_objects, MAE, "'kernel' is an array of 'O', not of numbers"),
     "npz bomb": (npz_bomb, MAE, "would unpack to [0-9]+ bytes"),
     "compressed zip": (compressed, MAE, "a zip that torch did not write"),
     "truncated .pth": (truncated(fair, 0.7), MAE, "truncated or damaged torch file"),

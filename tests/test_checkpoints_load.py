@@ -97,7 +97,7 @@ def test_each_layout_gives_the_features_of_timm(
     assert report.matched == report.total == len(encoder.state_dict())
     assert set(report.unused) == unused
     assert all(report.unused.values())
-    target = "norm_pix, " if recipe.weights.kind == "file" else ""
+    target = f"{recipe.weights.target}, " if recipe.weights.kind == "file" else ""
     assert report.line().startswith(
         f"loaded {report.total}/{report.total} encoder tensors ({name}, {target}unverified, sha256 "
     )

@@ -214,7 +214,8 @@ def test_first_seen_then_compared(weights: Path) -> None:
 def test_another_recipe_of_the_same_file_has_other_features(weights: Path) -> None:
     proof.remember(weights, backbone(), HASH, NUMBERS)
     other = backbone().model_copy(update={"input": Input(mean=[0.4] * 3, std=[0.25] * 3)})
-    assert proof.remember(weights, other, HASH, [9.0, 9.0, 9.0]) == f"first seen {TODAY}"
+    told = proof.remember(weights, other, HASH, [9.0, 9.0, 9.0])
+    assert told == f"first seen {TODAY} under another architecture, mean or std"
     renamed = backbone().model_copy(update={"name": "same_thing"})
     with pytest.raises(UserError, match="differ from those first seen"):
         proof.remember(weights, renamed, HASH, [9.0, 9.0, 9.0])
@@ -227,7 +228,7 @@ def test_a_lock_can_be_read_by_whoever_reads_new_files(weights: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/version").is_file(), reason="needs a folder that not even root can write to")
 def test_a_folder_that_takes_no_lock_is_no_fault() -> None:
-    assert proof.remember(Path("/proc/version"), backbone(), HASH, NUMBERS) == ""
+    assert proof.remember(Path("/proc/version"), backbone(), HASH, NUMBERS) == "not locked: its folder takes no lock"
 
 
 def test_those_who_come_at_the_same_time_agree(weights: Path) -> None:

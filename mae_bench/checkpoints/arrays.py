@@ -1,7 +1,7 @@
 """Read NumPy weight files without running any code: ``.npz`` archives, and detectron2's pickles of arrays.
 
 detectron2's model zoo (and its converters) pickle ``{"model": {name: array}, "__author__": …}`` with the plain
-``pickle`` module, whose format can call any function there is. The unpickler here knows four names, and what stands for
+``pickle`` module, whose format can call any function there is. The unpickler here knows five names, and what stands for
 them writes down what it is given and does nothing else: NumPy itself never sees a file's idea of a data type. An array
 is made of its bytes, once they are as many as its shape and type say.
 """
@@ -114,7 +114,7 @@ def read_pickled_arrays(path: Path) -> dict[Any, Any]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             found = _Unpickler(content, encoding="latin1").load()  # that of strings of Python 2
     except _RefusedError as error:
-        raise UserError(f"{path}: {error}; it was not opened") from error
+        raise UserError(f"{path} was not opened: {error}") from error
     except Exception as error:  # damaged bytes make the unpickler fail with any exception there is
         raise UserError(f"{path} is a truncated or damaged pickle; fetch it again") from error
     if not isinstance(found, dict):
@@ -142,6 +142,7 @@ def as_tensors(path: Path, named: Mapping[Any, Any]) -> dict[Any, Any]:
             known = np.dtype(code).newbyteorder(order)
             _check_size(name, shape, known, len(data))
             made[id(value)] = _tensor(shape, known, bool(fortran), data)
+            value.state = None  # frees the bytes: there is one copy of a model, not two
         except UserError:
             raise
         except Exception as error:  # whatever a pickle gave as an array's state
@@ -184,16 +185,16 @@ LEFTOVERS = (
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
 )
 # How a part of a file is saved alone, in one line of Python.
-ALONE = "pickle.dump(pickle.load(open('FILE', 'rb'))['{key}'], open('OUT', 'wb'))"
+ALONE = "numpy.savez('OUT.npz', **numpy.load('FILE', allow_pickle=True)['{key}'])"
 
 
 def wants(name: str, alone: str) -> str:
     """Why a file that names the class or function ``name`` is not opened, and for some what to do about it."""
-    told = f"it wants to run or load {name!r:.80}, which a weight file has no need of; it was not opened"
+    told = f"it wants to run or load {name!r:.80}, which a weight file has no need of"
     if name not in LEFTOVERS:
         return told
     way = alone.format(key="state_dict")
-    return f"{told}. Only if you trust it, save its tensors alone (state_dict or the key that they are under): {way}"
+    return f"{told}; only if you trust it, save its tensors alone (state_dict or the key that they are under): {way}"
 
 
 OPCODES = (

@@ -87,8 +87,7 @@ def _published(loaded: Loaded, weights: FileWeights) -> list[str]:
     proof = f"its {verified} is the published one" if verified else "not proven by a hash to be that file"
     return [
         f"Published at {_code(weights.url)}: {proof}",
-        f"Pre-training: {_prose(weights.pretrain_data)}, {weights.pretrain_epochs} epochs; "
-        f"target: {TARGET_WORDS[weights.target]}",
+        f"Pre-training: {_prose(weights.pretraining)}; target: {TARGET_WORDS[weights.target]}",
         f"According to {_prose(weights.source)}",
         f"Licence: {_prose(weights.licence)}",
     ]

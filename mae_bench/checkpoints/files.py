@@ -118,8 +118,8 @@ def _read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted:
-            raise UserError(f"{path}: {wants(wanted[1], TORCH_ALONE)}") from error
-        raise UserError(f"{path} is a damaged or unsafe torch file; it was not opened; fetch it again") from error
+            raise UserError(f"{path} was not opened: {wants(wanted[1], TORCH_ALONE)}") from error
+        raise UserError(f"{path} is a damaged or unsafe torch file and was not opened; fetch it again") from error
     except Exception as error:  # damaged bytes make torch's reader fail with any exception there is
         raise UserError(f"{path} is a truncated or damaged torch file; fetch it again") from error
 

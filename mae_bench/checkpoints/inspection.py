@@ -152,7 +152,7 @@ def _declared(path: Path, sha256: str, backbone: Backbone, encoder: Encoder, rep
     about = {"mean": _numbers(statistics.mean), "std": _numbers(statistics.std)}
     if weights.kind == "file":
         about["licence"] = weights.licence
-        about["pre-trained"] = f"{weights.target}, {weights.pretrain_data}, {weights.pretrain_epochs} epochs"
+        about["pre-trained"] = f"{weights.target}, {weights.pretraining}"
         about["source"] = weights.source
     if use is not None:
         about["published"] = f"crop {use.crop:g}, {use.interpolation}, pool {use.pool} ({use.source})"

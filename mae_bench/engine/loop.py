@@ -56,9 +56,16 @@ class StepLoop(BaseLoop):
         return not self._run.job.options.smoke or self._run.values.on_nonfinite == "rewind"
 
     def run(self) -> nn.Module:
-        run = self._run
         model: nn.Module = self.runner.model
         model.train()
+        try:
+            self._run_all()
+        finally:
+            self._batches = None  # ends the data loading processes now, and not when the loop is collected
+        return model
+
+    def _run_all(self) -> None:
+        run = self._run
         if run.values.on_nonfinite == "rewind" and run.step == 0:
             self._save()
         self._trackers.go_on_from(run.step)
@@ -68,7 +75,7 @@ class StepLoop(BaseLoop):
                     continue
                 self._evaluate()
             if run.step == run.plan.steps:
-                return model
+                return
             if run.step in run.skipped:
                 self._finish(None)
             else:

@@ -1,8 +1,8 @@
 """One training run on mmengine's Runner, iteration based.
 
-The Runner brings the model contract (`train_step`, `data_preprocessor`), gradient accumulation and distributed wrapping.
-Ours are the loop (it thinks in optimiser steps, mmengine's in forward passes), the schedule, evaluation and resume
-files, so that a run cut at any step and resumed equals the uninterrupted one bit for bit on a CPU.
+The Runner brings the model contract (`train_step`, `data_preprocessor`), accumulation and distributed wrapping. Ours
+are the loop (it thinks in optimiser steps, mmengine's in forward passes), the schedule, evaluation and resume files, so
+that a run cut at any step and resumed equals the uninterrupted one bit for bit on a CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights, gradients and optimiser state spread over the processes: torch's FSDP2, for models like ViT-H.
 
 Each block's parameters are gathered for its own forward and backward pass alone, in the precision that they are stored
-in, so that the numbers are DistributedDataParallel's up to rounding. Resume files hold whole tensors: a run may go on in
-any number of processes, with or without sharding.
+in, so that the numbers are DistributedDataParallel's up to rounding. Resume files hold whole tensors: a run may go on
+in any number of processes, with or without sharding.
 """
 
 from __future__ import annotations

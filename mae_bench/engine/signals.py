@@ -6,6 +6,7 @@ SIGTERM is what schedulers and torchrun send before they kill, SIGUSR1 what SLUR
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -52,7 +53,17 @@ def heeded() -> Iterator[Request]:
 
 
 def leave_to_main_process(worker: int) -> None:
-    """For ``worker_init_fn``: torchrun and SLURM signal data loading processes too, and the loss of one would end the
-    main process in the middle of its step."""
-    for number in HEEDED:
-        signal.signal(number, signal.SIG_IGN)
+    """For ``worker_init_fn``: a data loading process heeds SIGTERM of its main process alone.
+
+    torchrun and SLURM signal every process, and the loss of a loader would end the main process in the middle of its
+    step. Ignoring the signal would not do: main processes end their loaders with it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+    threading.Thread(target=_await_main_process, daemon=True).start()
+
+
+def _await_main_process() -> None:
+    while True:
+        received = signal.sigwaitinfo(HEEDED)
+        if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
+            os._exit(0)

@@ -158,6 +158,12 @@ class FileWeights(Strict):
             raise ValueError("file names the weights themselves; .lock, .part and .json are kept beside them")
         return self
 
+    @property
+    def pretraining(self) -> str:
+        """Data and length in words."""
+        length = f"{self.pretrain_epochs} epochs" if self.pretrain_epochs else "a length that nobody states"
+        return f"{self.pretrain_data}, {length}"
+
 
 class MadeWeights(Strict):
     """Weights that we train ourselves on demand, cached by the hash of everything that goes into them."""
