@@ -68,9 +68,7 @@ class Plain(MaskedAutoencoder):
         return savings._last(last, x, 1 + start) if self.last_block else last(x)[:, 1 + start :]
 
 
-def model_of(
-    architecture: Architecture, blocks: tuple[int, int, int], kind: type | None = None, **changes: Any
-) -> Any:
+def model_of(architecture: Architecture, blocks: tuple[int, int, int], kind: type | None = None, **changes: Any) -> Any:
     depth, width, heads = blocks
     values = PretrainingValues(
         steps=1, batch=1, base_lr=1e-4, weight_decay=0.05, mask_ratio=0.75, norm_pix=True,

@@ -134,6 +134,19 @@ def _parser() -> argparse.ArgumentParser:
     pictures.add_argument("--seed", type=int, default=0, help="of the masks")
     pictures.add_argument("--out", type=Path, default=Path("reconstructions.png"), help="the grid, a PNG")
 
+    suite = add("suite", _suite, "pre-trainings and transfers of a suite file, each run once")
+    suite.add_argument("name", help="a suite, by name or path")
+    suite.add_argument("--tiny", action="store_true", help="its small form")
+    suite.add_argument("--only", default="", metavar="PATTERN", help="cells whose name contains this")
+    suite.add_argument("--seeds", default="0")
+    suite.add_argument("--jobs", type=int, default=1, help="cells at once (default: 1)")
+    suite.add_argument("--out", type=Path, default=Path("runs"))
+    suite.add_argument("--dry-run", action="store_true", help="print the commands and what is done")
+    suite.add_argument("--table", action="store_true", help="print the results beside the published numbers")
+    suite.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    suite.add_argument("--workers", type=int, default=2)
+    suite.add_argument("--micro-batch", type=int, default=0)
+
     table = add("table", _table, "make the comparison table from records, beside the published numbers")
     table.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
     table.add_argument("--format", choices=["markdown", "csv"], default="markdown")
@@ -352,6 +365,18 @@ def _reconstruct(args: argparse.Namespace) -> int:
     options = {"weights": args.weights, "mask_ratio": args.mask_ratio, "seed": args.seed, "out": args.out}
     print(reconstruct.run(args.backbone, args.images, **options))
     return 0
+
+
+def _suite(args: argparse.Namespace) -> int:
+    from mae_bench import suite
+    from mae_bench.engine.job import Options
+
+    if args.table:
+        print(suite.table(args.name, tiny=args.tiny, only=args.only, out=args.out), end="")
+        return 0
+    options = Options(out=args.out, device=args.device, workers=args.workers, micro_batch=args.micro_batch)
+    how = {"seeds": _seeds(args.seeds), "jobs": args.jobs, "dry_run": args.dry_run, "options": options}
+    return 1 if suite.run(args.name, tiny=args.tiny, only=args.only, **how) else 0
 
 
 def _table(args: argparse.Namespace) -> int:

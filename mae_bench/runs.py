@@ -112,7 +112,7 @@ def pretrain(
     if resolved.task.engine != "pretraining" and resolved.task.name != maker:
         raise UserError(f"task '{resolved.task.name}' pre-trains nothing; use `run`, not `pretrain`")
     _check_options(resolved, options, seeds)
-    return [_run_seed(resolved, _untrained(recipe), seed, options) for seed in seeds]
+    return [_run_seed(resolved, untrained(recipe), seed, options) for seed in seeds]
 
 
 def _runnable(backbone: Backbone) -> Backbone:
@@ -121,7 +121,7 @@ def _runnable(backbone: Backbone) -> Backbone:
     return backbone
 
 
-def _untrained(backbone: Backbone) -> Backbone:
+def untrained(backbone: Backbone) -> Backbone:
     """The same backbone before its weights exist."""
     return _runnable(backbone).model_copy(update={"weights": NoWeights(kind="none")})
 
@@ -153,7 +153,9 @@ def _run_seed(task: ResolvedTask, backbone: Backbone, seed: int, options: Option
     pipeline = import_module(PIPELINES[task.task.engine])
     if options.smoke:
         task, options = _smoke(task, backbone, options, pipeline.smoke(task.values, backbone))
-    key = digest([_recipe(task, backbone), seed, source.sha256, dataset.fingerprint, options.smoke, options.eval_only])
+    key = digest(
+        [recipe_of(task, backbone), seed, source.sha256, dataset.fingerprint, options.smoke, options.eval_only]
+    )
     stem = options.out / task.task.name / backbone.name / f"seed{seed}-{key[:8]}"
     folder = distributed.gather_objects(_folder(stem, options.resume) if main else None)[0]
     job = Job(task, backbone, seed, options, folder, dataset, source.file)
@@ -166,7 +168,7 @@ def _run_seed(task: ResolvedTask, backbone: Backbone, seed: int, options: Option
 def _finished(job: Job) -> Run:
     """The run that lies in the job's folder already; its record must be this job's."""
     record = read_record(job.folder / RECORD_FILE)
-    meant = (digest(_recipe(job.task, job.backbone)), job.seed, job.options.smoke, job.options.eval_only)
+    meant = (digest(recipe_of(job.task, job.backbone)), job.seed, job.options.smoke, job.options.eval_only)
     if (record.recipe_hash, record.seed, record.smoke, record.eval_only) != meant:
         raise UserError(f"{job.folder / RECORD_FILE} is of another run; move that folder away, or run without --resume")
     return Run(record, job.folder)
@@ -231,9 +233,9 @@ def _make_weights(backbone: Backbone, options: Options) -> Path:
     from mae_bench.engine import distributed
 
     distributed.init(options)
-    untrained = _untrained(backbone)
+    fresh = untrained(backbone)
     dataset = open_dataset(task.task.data, None)
-    key = digest([_recipe(task, untrained), dataset.fingerprint])
+    key = digest([recipe_of(task, fresh), dataset.fingerprint])
     folder = weights.made_folder(backbone, key)
     with weights.locked(folder):
         file = folder / ENCODER_FILE
@@ -250,7 +252,7 @@ def _make_weights(backbone: Backbone, options: Options) -> Path:
             how = Options(
                 resume=True, out=folder, device=options.device, workers=options.workers, micro_batch=options.micro_batch
             )
-            _train(Job(task, untrained, 0, how, folder, dataset, None), weights.Source("none", None))
+            _train(Job(task, fresh, 0, how, folder, dataset, None), weights.Source("none", None))
         if not file.is_file():
             raise UserError(f"{folder} holds a record but no {ENCODER_FILE}; delete the folder to make it again")
     return file
@@ -276,7 +278,7 @@ def _train(job: Job, source: weights.Source) -> Run:
     return Run(record, job.folder)
 
 
-def _recipe(task: ResolvedTask, backbone: Backbone) -> dict[str, Any]:
+def recipe_of(task: ResolvedTask, backbone: Backbone) -> dict[str, Any]:
     """Everything that makes the protocol's number: what `recipe_hash` is taken of.
 
     Paths, workers and the device are options and never part of it; words about a backbone (summary, licence, address)
@@ -314,7 +316,7 @@ def _foreign_data(job: Job) -> bool:
 
 def _record(job: Job, outcome: Outcome, source: weights.Source, started: datetime, seconds: float) -> Record:
     task, backbone = job.task, job.backbone
-    recipe = _recipe(task, backbone)
+    recipe = recipe_of(task, backbone)
     created = datetime.now(UTC)
     return record_from(
         {

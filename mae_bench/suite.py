@@ -142,7 +142,7 @@ def _step(command: Literal["pretrain", "run"], task: str, backbone: str, setting
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     resolved = resolve_task(task, recipe, words)
     if command == "pretrain":
-        recipe = runs._untrained(recipe)
+        recipe = runs.untrained(recipe)
         # Without a setting `pretrain` would put the declared weights into the cache, not below `out`.
         words = words or [f"batch={resolved.values.batch}"]
     data = resolved.task.data
@@ -152,7 +152,7 @@ def _step(command: Literal["pretrain", "run"], task: str, backbone: str, setting
         backbone=backbone,
         settings=tuple(words),
         folder=f"{resolved.task.name}/{recipe.name}",
-        recipe_hash=digest(runs._recipe(resolved, recipe)),
+        recipe_hash=digest(runs.recipe_of(resolved, recipe)),
         any_data=not data.made and not data.expected,
     )
 
@@ -366,5 +366,5 @@ def table(name: str, *, tiny: bool = False, only: str = "", out: Path = Path("ru
         )
     columns = [ablations.Column(each.task, each.published) for each in form.transfer]
     records = store.load_records([out]) if out.exists() else ()
-    title = f"{suite.name}, {form.backbone} by {form.task}"
+    title = f"{suite.name}: {form.backbone} by {form.task}, {in_words(form.settings) or 'as the recipe says'}"
     return ablations.suite_table(title, rows, columns, records, source=suite.source, comparable=not tiny)

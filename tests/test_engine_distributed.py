@@ -4,19 +4,101 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from classification_toys import classification_job, linear, make_pictures
-from engine_toys import make_job, make_values, train
+from engine_processes import LONG, losses
+from engine_toys import Noise, make_job, make_values, train, weight_sum
 
 from mae_bench.classification.run import run
-from mae_bench.engine import distributed
+from mae_bench.engine import distributed, resume, sharding
 from mae_bench.engine.job import Options
 from mae_bench.errors import UserError
+
+
+def _in_two_processes(program: str, folder: Path) -> list[Any]:
+    """What each process of a program in this folder has seen."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, str(Path(__file__).with_name(program)), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """What two processes have seen alike, and the folder with their runs."""
+    folder = tmp_path_factory.mktemp("together")
+    first, second = _in_two_processes("engine_processes.py", folder)
+    assert first == second
+    return folder, first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["replicated", "accumulated", "sharded"])
+def test_pretraining_loses_alike_however_a_batch_is_split(together: tuple[Path, Any], tmp_path: Path, way: str) -> None:
+    """1 x 64, 2 x 32, 2 x 4 x 8, and 2 x 32 with sharded weights: twenty steps in float32."""
+    alone = losses(tmp_path)
+    assert len(alone) == 20
+    assert alone[-1] < alone[0]
+    assert together[1][way] == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_processes_stop_and_go_back_together(together: tuple[Path, Any], tmp_path: Path, way: str) -> None:
+    seen = together[1]
+    assert seen[way]["line"] == "stopped by SIGTERM after step 13; the same command with --resume goes on"
+    assert seen[way]["effective"].get("fsdp", False) == (way == "fsdp")
+    values = make_values(**LONG)
+    for name in ("whole", "back"):
+        (tmp_path / name).mkdir()
+    _, fitted = train(make_job(tmp_path / "whole", values), noisy=False)
+    for mine, theirs in zip(fitted.history, seen[way]["history"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+    # Steps without the broken picture, as one process has it; a note names no picture of the other process.
+    back = make_job(tmp_path / "back", make_values(**(LONG | {"on_nonfinite": "rewind"})))
+    model, fitted = train(back, noisy=False, dataset=Noise(broken=7))
+    assert seen[way]["skipped"] == fitted.effective["skipped_steps"] != []
+    assert seen[way]["notes"][0].count("(loss is nan, images picture 7)") == len(seen[way]["skipped"])
+    assert seen[way]["sum"] == pytest.approx(weight_sum(model), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_state_of_sharded_processes_goes_on_in_one(together: tuple[Path, Any], tmp_path: Path) -> None:
+    """It is whole: the same tensors under the same names as those of one process."""
+    folder, seen = together
+    shutil.copytree(folder / "fsdp/cut/checkpoints", tmp_path / "checkpoints")
+    job = make_job(tmp_path, make_values(**LONG), resume=True)
+    newest = sorted(resume.folder(job).iterdir())[-1]
+    newest.unlink()
+    assert (state := resume.load(job)) is not None
+    assert state["step"] == 29
+    _, fitted = train(job, noisy=False)
+    for mine, theirs in zip(fitted.history, seen["fsdp"]["history"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+def test_sharding_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="there is one; start several with torchrun"):
+        train(make_job(tmp_path, make_values(), fsdp=True))
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(UserError, match="precision=bf16 or fp32"):
+        sharding.check(make_values(), "fp16")
+    with pytest.raises(UserError, match="LARS"):
+        sharding.check(make_values(optimizer="lars"), "fp32")
 
 
 @pytest.mark.slow
@@ -25,14 +107,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     alone = run(classification_job(tmp_path, "alone", linear(), dataset))
     for name in ("toy", "probe", "measured", "single"):
         (tmp_path / name).mkdir()
-    program = str(Path(__file__).with_name("engine_two_processes.py"))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run(
-        [*launcher, program, str(tmp_path)], capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((tmp_path / f"seen_{rank}.json").read_text()) for rank in (0, 1))
+    first, second = _in_two_processes("engine_two_processes.py", tmp_path)
     assert first == second
     assert (first["sum"], first["ranks"]) == ([3], [0, 1])
     assert (first["effective"]["world_size"], first["effective"]["accumulation"]) == (2, 2)

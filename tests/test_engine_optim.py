@@ -108,6 +108,36 @@ def test_optimisers_take_the_recipes_values() -> None:
     assert (lars.param_groups[0]["momentum"], lars.param_groups[0]["trust"]) == (0.7, 0.001)
 
 
+def test_fused_adamw_equals_the_plain_one() -> None:
+    """Over ten steps of 200 tensors, to 1e-7, whatever the momentum; and the same bits again."""
+    models, ends = [_Stack(), _Stack(), _Stack()], []
+    values = make_values(betas=[0.9, 0.95], base_lr=1e-3, weight_decay=0.05)
+    for model, fused in zip(models, (True, True, False), strict=True):
+        optimizer = build_optimizer(parameter_groups(model, values, encoder_prefix=None, depth=0), values)
+        assert optimizer.param_groups[0]["fused"]
+        for group in optimizer.param_groups:
+            group["fused"], group["foreach"] = fused, False
+        random = torch.Generator().manual_seed(1)
+        for _ in range(10):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=random) * 0.01
+            optimizer.step()
+        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])  # else this compares the plain one with itself
+    torch.testing.assert_close(ends[0], ends[2], rtol=0, atol=1e-7)
+
+
+class _Stack(nn.Sequential):
+    """200 tensors of fixed initial values."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(17, 13) for _ in range(100)))
+        random = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.05, generator=random)
+
+
 def _lars_by_hand(weight: list[list[float]], grads: list[list[list[float]]], lr: float, decay: float) -> Any:
     """Two-dimensional LARS in plain Python."""
     rows, columns = len(weight), len(weight[0])

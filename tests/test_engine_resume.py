@@ -80,7 +80,7 @@ def test_a_run_goes_on_from_the_file_before_a_damaged_one(tmp_path: Path, capsys
 def test_nothing_but_damaged_files_is_an_error(job: Job) -> None:
     for step in (3, 5):
         _cut(resume.save(job, step, STATE))
-    with pytest.raises(UserError, match="every resume file in .*checkpoints is damaged; run without --resume"):
+    with pytest.raises(UserError, match=r"every resume file in .*checkpoints is damaged; run without --resume"):
         resume.load(job)
 
 
@@ -112,7 +112,7 @@ def test_a_full_disk_is_one_line_and_the_state_before_survives(job: Job) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         with pytest.raises(
-            UserError, match="cannot write .*step_000000005.pt: .*; free space and go on with --resume"
+            UserError, match=r"cannot write .*step_000000005\.pt: .*; free space and go on with --resume"
         ) as caught:
             resume.save(job, 5, STATE)
     finally:
@@ -133,7 +133,7 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_an_older_file
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        seen.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, names(job)))
+        seen.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, names(job)))
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)

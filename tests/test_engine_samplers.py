@@ -54,6 +54,15 @@ def test_starting_at_a_step_is_the_rest_of_the_run(start: int, limit: int) -> No
     assert len(rest) == len(list(rest))
 
 
+@pytest.mark.parametrize("limit", [0, 4])
+def test_skipped_steps_are_left_out_and_the_others_keep_their_images(limit: int) -> None:
+    plan = _plan(limit=limit)
+    sampler = StepSampler(20, plan, seed=1, start_step=1)
+    sampler.skipped = {0, 3}
+    assert list(sampler) == [sampler.keys(step, micro) for step in (1, 2, 4, 5) for micro in range(plan.accumulation)]
+    assert len(sampler) == len(list(sampler))
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_share_the_same_batch(world: int) -> None:
     alone = list(StepSampler(20, _plan(), seed=0))

@@ -12,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from mae_bench.classification.adapter import Classifier
+from mae_bench.encoders.vit import Encoder
 from mae_bench.engine.job import Options
 from mae_bench.engine.optim import build_optimizer, parameter_groups
 from mae_bench.engine.plan import Plan, make_plan
 from mae_bench.engine.schedules import apply_lr, lr_at
+from mae_bench.pretraining.mae import MaskedAutoencoder
 from mae_bench.recipes import load_backbone, resolve_task
-from mae_bench.schema import Optimisation
+from mae_bench.schema import Optimisation, PretrainingValues
 
 FINETUNE_B: dict[str, Any] = {
     "base_lr": 5e-4,
@@ -60,36 +63,58 @@ def test_finetune_b_values_are_those_of_the_recipe() -> None:
     assert lr_at(62550, shipped, _plan(shipped)) == pytest.approx(GOLDEN[62550], rel=1e-7)
 
 
-class _Stem(nn.Module):
-    """Names of a ViT-B, sizes of nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Module()
-        self.encoder.cls_token = nn.Parameter(torch.zeros(1, 1, 2))
-        self.encoder.pos_embed = nn.Parameter(torch.zeros(1, 5, 2))
-        self.encoder.patch_embed = nn.Module()
-        self.encoder.patch_embed.proj = nn.Conv2d(3, 2, 1)
-        self.encoder.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2)) for _ in range(12))
-        self.fc_norm = nn.LayerNorm(2)
-        self.head = nn.Linear(2, 3)
+# The same for 1600 epochs of 312 steps of pre-training, 40 of them warmup, from 2.4e-3 to 0, middle: 19/39 of the
+# cosine; and for the 50 epochs of ViT-L's fine-tuning, from 4e-3, middle: 4/9 of it.
+GOLDEN_PRETRAIN = {0: 0.0, 1: 1.9230769e-7, 12480: 2.4e-3, 249600: 1.2483191e-3, 499199: 2.499727e-14}
+GOLDEN_FINETUNE_L = {0: 0.0, 1: 6.3948841e-7, 6255: 4e-3, 31275: 2.3477095e-3, 62549: 1.0000031e-6}
+RUNS = {
+    ("imagenet_pretrain", "vit_b_mae"): (GOLDEN_PRETRAIN, 1.0),
+    ("imagenet_pretrain", "vit_l_mae"): (GOLDEN_PRETRAIN, 1.0),
+    ("imagenet_finetune", "vit_b_mae"): (GOLDEN, 0.65),
+    ("imagenet_finetune", "vit_l_mae"): (GOLDEN_FINETUNE_L, 0.75),
+}
 
 
-@pytest.mark.parametrize(("step", "lr"), GOLDEN.items())
-def test_every_group_of_finetune_b_at_every_golden_step(step: int, lr: float) -> None:
-    values = make_values(**FINETUNE_B)
-    groups = parameter_groups(_Stem(), values, encoder_prefix="encoder.", depth=12)
-    optimizer = build_optimizer(groups, values)
-    apply_lr(optimizer, step, values, _plan(values))
-    found = {group["name"]: group for group in optimizer.param_groups}
-    assert len(found) == 2 * 14
-    for layer in range(14):
-        for kind, decay in (("decay", 0.05), ("no_decay", 0.0)):
-            group = found[f"layer_{layer}_{kind}"]
-            assert group["lr"] == pytest.approx(lr * 0.65 ** (13 - layer), rel=1e-6)
-            assert group["weight_decay"] == decay
-    # The stem's factor as published: 3.7e-3.
-    assert found["layer_0_decay"]["lr_scale"] == pytest.approx(3.7e-3, rel=0.01)
+def _narrow(task: str, backbone: str) -> tuple[nn.Module, Optimisation]:
+    """The model that a run trains, as deep as it is, 24 wide."""
+    recipe = load_backbone(backbone)
+    values = resolve_task(task, recipe).values
+    shape = recipe.architecture.model_copy(update={"width": 24, "heads": 2})
+    pretrains = task == "imagenet_pretrain"
+    encoder = Encoder(shape, final_norm=pretrains, frozen_positions=pretrains)
+    if isinstance(values, PretrainingValues):
+        values = values.model_copy(update={"decoder_width": 24, "decoder_heads": 2})
+        return MaskedAutoencoder(encoder, recipe.input, values, seed=0), values
+    return Classifier(encoder, values, 10, recipe.input, seed=0), values
+
+
+def _published_layer(name: str, depth: int) -> int:
+    """In FAIR's fine-tuning (`util/lr_decay.py`): the stem is 0, block i is i + 1, the rest depth + 1."""
+    name = name.removeprefix("encoder.")
+    if name in ("cls_token", "pos_embed") or name.startswith("patch_embed"):
+        return 0
+    return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else depth + 1
+
+
+@pytest.mark.parametrize(("task", "backbone"), RUNS)
+def test_lr_and_weight_decay_of_every_parameter_at_every_golden_step(task: str, backbone: str) -> None:
+    golden, decay = RUNS[task, backbone]
+    model, values = _narrow(task, backbone)
+    depth = load_backbone(backbone).architecture.depth
+    optimizer = build_optimizer(parameter_groups(model, values, encoder_prefix="encoder.", depth=depth), values)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    exempt = {"encoder.cls_token", "encoder.pos_embed"} if task == "imagenet_finetune" else set()
+    for step, lr in golden.items():
+        apply_lr(optimizer, step, values, _plan(values))
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = names[id(parameter)]
+                factor = decay ** (depth + 1 - _published_layer(name, depth))
+                assert group["lr"] == pytest.approx(lr * factor, rel=1e-5, abs=1e-20), (step, name)
+                free = parameter.ndim == 1 or name in exempt  # FAIR decays the class and mask tokens in pre-training
+                assert group["weight_decay"] == (0.0 if free else 0.05), name
+    # The two position tables of pre-training are not trained.
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names) - 2 * (decay == 1)
 
 
 @given(step=st.integers(0, 125099))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from engine_toys import Noise, make_job, make_values, same_state, train
 from torch.utils.data import DataLoader
 
-from mae_bench.engine.signals import HEEDED, StoppedError, heeded, leave_to_main_process
+from mae_bench.engine.signals import HEEDED, StoppedError, heeded, held_back, leave_to_main_process
 
 
 class Signalling(Noise):
@@ -79,25 +80,32 @@ def test_interrupting_stays_what_it_was(tmp_path: Path) -> None:
 
 
 def loaders() -> None:
-    """Under a signal to its whole process group a loader goes on, and ends with its main process."""
-    workers = DataLoader(Noise(), batch_size=2, num_workers=2, worker_init_fn=leave_to_main_process)
-    batches = iter(workers)
-    next(batches)
+    """Waits for a signal to the whole process group in the middle of reading, and goes on."""
+    with held_back():
+        batches = iter(DataLoader(Noise(), batch_size=2, num_workers=2, worker_init_fn=leave_to_main_process))
     with heeded() as request:
-        os.killpg(os.getpgrp(), signal.SIGTERM)
-        assert request.number == signal.SIGTERM
-        assert len(list(batches)) == 9
-    print("all read", flush=True)
+        print("reading", flush=True)
+        while not request.number:
+            time.sleep(0.01)
+        time.sleep(0.2)  # for the loaders to hear of it too
+        print(f"read {len([next(batches) for _ in range(7)])} more", flush=True)
+        os.kill(batches._workers[0].pid, signal.SIGTERM)  # as torch does with a loader that hangs
+        batches._workers[0].join(10)
+        print(f"loader ended with {batches._workers[0].exitcode}", flush=True)
 
 
-def test_loaders_outlive_a_signal_to_everybody_and_end_with_the_main_process() -> None:
-    done = subprocess.run(
+def test_loaders_outlive_a_signal_to_everybody_and_heed_their_main_process() -> None:
+    child = subprocess.Popen(
         [sys.executable, "-c", "import test_engine_signals; test_engine_signals.loaders()"],
         cwd=Path(__file__).parent,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
         start_new_session=True,
-        check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "all read\n"), done.stderr
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "reading\n"
+        os.killpg(child.pid, signal.SIGTERM)
+        out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (0, "read 7 more\nloader ended with 0\n"), err

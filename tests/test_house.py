@@ -71,6 +71,7 @@ def test_every_room_has_its_arrows() -> None:
         "mae_bench.reporting.record",
         "mae_bench.runs",
         "mae_bench.fetch",
+        "mae_bench.suite",
     ],
 )
 def test_importing_it_imports_no_torch(module: str) -> None:

@@ -150,7 +150,7 @@ def test_samples_are_functions_of_seed_epoch_and_index(tmp_path: Path) -> None:
 
 
 def test_validation_samples_never_change(tmp_path: Path) -> None:
-    samples = ValidationSamples(Pictures(_photos(tmp_path, 2)), 32, 64)
+    samples = ValidationSamples(Pictures(_photos(tmp_path, 2)), (8, 8), 4, _values())
     torch.manual_seed(0)
     first = samples[0]
     torch.manual_seed(1)
@@ -165,7 +165,7 @@ def test_crops_are_pillows_bicubic_to_two_grey_levels(tmp_path: Path) -> None:
     with Image.open(path) as photo:
         expected = torch.from_numpy(np.array(photo.resize((32, 32), Image.Resampling.BICUBIC))).permute(2, 0, 1)
     values = _values(crop_scale=(1.0, 1.0), flip=False)
-    crop = TrainingSamples(Pictures([path]), 32, 64, values)[0][0]
+    crop = TrainingSamples(Pictures([path]), (8, 8), 4, values)[0][0]
     assert crop.dtype == torch.uint8
     assert (crop.int() - expected.int()).abs().max() <= 2
 
@@ -211,7 +211,7 @@ def _values(**changes: object) -> PretrainingValues:
 
 
 def _training(paths: list[Path]) -> TrainingSamples:
-    return TrainingSamples(Pictures(paths), 32, 64, _values())
+    return TrainingSamples(Pictures(paths), (8, 8), 4, _values())
 
 
 def _photos(folder: Path, count: int) -> list[Path]:

@@ -225,6 +225,8 @@ def test_committed_records_are_of_todays_recipes() -> None:
     for record in store.load_records(files):
         backbone = load_backbone(record.backbone)
         if record.engine == "pretraining":
-            backbone = runs._untrained(backbone)
+            backbone = runs.untrained(backbone)
         assert not record.overridden
-        assert digest(runs._recipe(resolve_task(record.task, backbone), backbone)) == record.recipe_hash, record.run_id
+        assert digest(runs.recipe_of(resolve_task(record.task, backbone), backbone)) == record.recipe_hash, (
+            record.run_id
+        )

@@ -75,9 +75,9 @@ def test_recipe_hash_ignores_words_and_machine(tmp_path: Path) -> None:
     task = resolve_task("imagenet_linear", load_backbone("vit_b_mae"))
     backbone = load_backbone("vit_b_mae")
     reworded = backbone.model_copy(update={"summary": "another text"})
-    assert runs._recipe(task, backbone) == runs._recipe(task, reworded)
+    assert runs.recipe_of(task, backbone) == runs.recipe_of(task, reworded)
     shifted = backbone.model_copy(update={"input": backbone.input.model_copy(update={"mean": [0.5, 0.5, 0.5]})})
-    assert runs._recipe(task, backbone) != runs._recipe(task, shifted)
+    assert runs.recipe_of(task, backbone) != runs.recipe_of(task, shifted)
 
 
 def test_code_hash_covers_the_room_and_what_it_imports() -> None:

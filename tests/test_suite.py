@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -168,6 +169,13 @@ def test_only_takes_a_part_of_a_label_or_a_pattern() -> None:
     assert [cell.cell for cell, _ in suite.plan(bundled, only="fig.5*90")] == ["mask ratio 90 %"]
 
 
+def test_the_suite_of_the_guide_is_a_suite(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/suites.md").read_text(encoding="utf-8"), re.DOTALL)
+    planned = suite.plan(suite.load(write(tmp_path, text, "my_question")))
+    assert [cell.label for cell, _ in planned][1] == "mask_ratio 0.5, sampling block"
+    assert len(planned) == 4
+
+
 # Carrying it out, with processes that write a record and no more.
 
 
@@ -189,7 +197,7 @@ class Written:
         backbone = load_backbone(given["--backbone"])
         settings = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
         resolved = resolve_task(given["--task"], backbone, settings)
-        recipe = runs._recipe(resolved, runs._untrained(backbone) if first else backbone)
+        recipe = runs.recipe_of(resolved, runs.untrained(backbone) if first else backbone)
         weights: dict[str, Any] = {"kind": "none"}
         if not first:
             file = Path(given["--weights"])
@@ -309,7 +317,7 @@ def test_a_cell_without_settings_runs_below_out_all_the_same(tmp_path: Path) -> 
     (chain,) = [chain for _, chain in suite.plan(suite.load(write(tmp_path, text))) if chain]
     assert chain.pretraining.settings == ("batch=64",)
     backbone = load_backbone("vit_t_mae")
-    plain = runs._recipe(resolve_task("tiny_pretrain", backbone), runs._untrained(backbone))
+    plain = runs.recipe_of(resolve_task("tiny_pretrain", backbone), runs.untrained(backbone))
     assert chain.pretraining.recipe_hash == digest(plain)
 
 

@@ -26,7 +26,13 @@ def test_wheel_carries_recipes_and_nothing_generic(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"mae_bench"}
     bundled = {name.removeprefix("mae_bench/_recipes/") for name in names if name.startswith("mae_bench/_recipes/")}
-    for pattern in ("backbones/*/*.toml", "tasks/*/task.toml", "tasks/*/README.md", "results/published/*.csv"):
+    for pattern in (
+        "backbones/*/*.toml",
+        "tasks/*/task.toml",
+        "tasks/*/README.md",
+        "suites/*.toml",
+        "results/published/*.csv",
+    ):
         checkout = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
         assert checkout and checkout <= bundled
     assert "mae_bench/py.typed" in names

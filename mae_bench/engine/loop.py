@@ -12,11 +12,10 @@ from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mae_bench.engine import distributed, recovery, resume, schedules, sharding
+from mae_bench.engine import distributed, recovery, resume, schedules, sharding, signals
 from mae_bench.engine.precision import Gradient
 from mae_bench.engine.progress import Progress
 from mae_bench.engine.seeds import seed_step
-from mae_bench.engine.signals import Request, StoppedError
 from mae_bench.engine.state import Run
 from mae_bench.engine.trackers import Trackers
 
@@ -39,7 +38,7 @@ class StepLoop(BaseLoop):
         run: Run,
         progress: Progress,
         trackers: Trackers,
-        request: Request,
+        request: signals.Request,
     ) -> None:
         super().__init__(runner, dataloader)
         self._run, self._progress, self._trackers, self._request = run, progress, trackers, request
@@ -84,14 +83,15 @@ class StepLoop(BaseLoop):
     def _step(self) -> None:
         run = self._run
         if self._batches is None:
-            self._batches = iter(self.dataloader)
+            with signals.held_back():
+                self._batches = iter(self.dataloader)
         schedules.apply_lr(run.wrapper.optimizer, run.step, run.values, run.plan)
         seed_step(run.job.seed, run.step, distributed.rank())
         started = time.perf_counter()
         for _ in range(run.plan.accumulation):
-            asked = time.perf_counter()
+            waiting = time.perf_counter()
             batch = next(self._batches)
-            run.waited += time.perf_counter() - asked
+            run.waited += time.perf_counter() - waiting
             self.runner.model.train_step(batch, optim_wrapper=run.wrapper)
         due = distributed.main_process() and time.monotonic() - self._saved > resume.SECONDS
         gradient = run.wrapper.measure([self._request.number, due])
@@ -118,12 +118,12 @@ class StepLoop(BaseLoop):
         if last or run.step % self._point_every == 0:
             self._add_point(lr, gradient)
         self._progress.update(run.step, **shown, lr=lr)
-        signal, due = map(int, gradient.requests) if gradient else (0, 0)
+        asked, due = map(int, gradient.requests) if gradient else (0, 0)
         regular = self._files and (last or due or run.step % self._save_every == 0)
-        if (regular or signal) and self._weights_hold():
+        if (regular or asked) and self._weights_hold():
             self._save()
-            if signal:
-                raise StoppedError(signal, run.step)
+            if asked:
+                raise signals.StoppedError(asked, run.step)
 
     def _add_point(self, lr: float, gradient: Gradient | None) -> None:
         run = self._run

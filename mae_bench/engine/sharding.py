@@ -35,12 +35,13 @@ def check(values: Optimisation, precision: str) -> None:
 def shard(model: nn.Module, optimizer: Optimizer, device: torch.device) -> nn.Module:
     """A sharded copy of ``model``, whose parameters ``optimizer`` holds from now on; ``model`` stays whole.
 
-    The units are the members of every list of blocks (a module whose name ends in "blocks"), and the rest.
+    The units are the blocks of an encoder (the children of every module called "blocks", each of which computes as a
+    whole) and, together, all the rest.
     """
     sharded = copy.deepcopy(model)
     mesh = init_device_mesh(device.type, (distributed.world_size(),))
     for name, module in sharded.named_modules():
-        if name.endswith("blocks"):
+        if name.rpartition(".")[2] == "blocks":
             for block in module.children():
                 if any(True for _ in block.parameters()):
                     fully_shard(block, mesh=mesh)

@@ -52,6 +52,16 @@ def heeded() -> Iterator[Request]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Processes started within are not reached by a signal before they have run `leave_to_main_process`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def leave_to_main_process(worker: int) -> None:
     """For ``worker_init_fn``: a data loading process heeds SIGTERM of its main process alone.
 

@@ -200,11 +200,13 @@ def cover(picture: Tensor, size: tuple[int, int]) -> Tensor:
 
 def collate(samples: list[Sample]) -> dict[str, Tensor]:
     """``inputs`` uint8 (B,3,H,W), ``data_samples``, the noise, (B,N), and ``extra`` (B,...) where samples have it."""
-    pictures, *others = zip(*samples, strict=True)
+    pictures, noise, *extra = zip(*samples, strict=True)
     # Channels last in memory, as crops come: they are copied in one piece, and patches are cut from that faster.
     inputs = torch.stack([picture.permute(1, 2, 0) for picture in pictures]).permute(0, 3, 1, 2)
-    names = ("data_samples", "extra")
-    return {"inputs": inputs} | {name: torch.stack(parts) for name, parts in zip(names, others, strict=False)}
+    batch = {"inputs": inputs, "data_samples": torch.stack(noise)}
+    if extra:
+        batch["extra"] = torch.stack(extra[0])
+    return batch
 
 
 def _size(grid: Grid, patch: int) -> tuple[int, int]:

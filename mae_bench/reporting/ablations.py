@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from mae_bench.reporting.published import Published, load_published
 from mae_bench.reporting.record import Record
-from mae_bench.reporting.tables import DASH, _markdown, _spread, _text
+from mae_bench.reporting.tables import DASH, markdown, spread, text
 
 FOREIGN = (
     "Not comparable: the numbers of this form come from a small model on made pictures, the published ones from the "
@@ -59,21 +59,21 @@ def suite_table(
     values = _values(records)
     head = ["cell", "changed"]
     for column in columns:
-        head += [_text(column.task), "published"] if column.published else [_text(column.task)]
-    parts = [f"# {_text(title)}\n", "" if comparable else f"\n{FOREIGN}\n"]
+        head += [text(column.task), "published"] if column.published else [text(column.task)]
+    parts = [f"# {text(title)}\n", "" if comparable else f"\n{FOREIGN}\n"]
     missing = 0
     for table, members in groupby(rows, key=lambda row: row.table):
         lines = []
         for row in members:
-            line = [_text(row.cell), _text(row.changed) or DASH]
+            line = [text(row.cell), text(row.changed) or DASH]
             hashes = row.transfers or ("",) * len(columns)
             for column, recipe in zip(columns, hashes, strict=True):
                 mine = values.get((row.pretraining, recipe), {})
                 missing += bool(row.pretraining) and not mine
                 line += [_own(list(mine.values()))] + [_beside(row, column, found)] * bool(column.published)
             lines.append(line)
-        parts.append(f"\n## {_text(table or 'cells')}\n\n" + _markdown(head, lines, left=2))
-    notes = ["± sample standard deviation over n seeds"] + ([f"published: {_text(source)}"] if source else [])
+        parts.append(f"\n## {text(table or 'cells')}\n\n" + markdown(head, lines, left=2))
+    notes = ["± sample standard deviation over n seeds"] + ([f"published: {text(source)}"] if source else [])
     if missing:
         notes.append(f"{missing} numbers are still to be run")
     return "".join(parts) + "\n" + "".join(f"- {note}\n" for note in notes)
@@ -93,8 +93,8 @@ def _own(values: list[float | None]) -> str:
     if not values:
         return DASH
     numbers = [math.nan if value is None else value for value in values]
-    spread = stdev(numbers) if len(numbers) > 1 else math.nan
-    return _spread({"mean": fmean(numbers), "std": spread, "n": len(numbers)})
+    std = stdev(numbers) if len(numbers) > 1 else math.nan
+    return spread({"mean": fmean(numbers), "std": std, "n": len(numbers)})
 
 
 def _beside(row: Row, column: Column, published: Sequence[Published]) -> str:

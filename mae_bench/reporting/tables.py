@@ -56,7 +56,7 @@ def table(
     if form == "csv":
         return _csv(shown)
     body = _wide(shown) if layout == "wide" else _long(shown)
-    return _markdown(*body) + _footnotes([*_marks(shown), *_sources(shown), *left_out])
+    return markdown(*body) + _footnotes([*_marks(shown), *_sources(shown), *left_out])
 
 
 def comparison(runs: pd.DataFrame, first: str, second: str, *, form: Form = "markdown") -> str:
@@ -78,14 +78,14 @@ def comparison(runs: pd.DataFrame, first: str, second: str, *, form: Form = "mar
     rows = [
         [
             *(_name(pair[key]) for key in COLUMN),
-            *(f"{_label(pair, side)} {_spread(pair, side)}" for side in ("_1", "_2")),
+            *(f"{_label(pair, side)} {spread(pair, side)}" for side in ("_1", "_2")),
             _signed(pair["difference"]),
             DASH if math.isnan(pair["bound"]) else _number(pair["bound"]),
             words.get(pair["verdict"], pair["verdict"]),
         ]
         for pair in _rows(pairs)
     ]
-    return _markdown(head, rows, left=5) + _footnotes(select(runs)[1])
+    return markdown(head, rows, left=5) + _footnotes(select(runs)[1])
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ def _wide(shown: list[Cell]) -> tuple[list[str], list[list[str]], int]:
         line = [row["size"], _label(row)]
         for column in columns:
             cell = by_place.get((*column, *(row[key] for key in ROW)))
-            line.append(_spread(cell) + _mark(cell) if cell else DASH)
+            line.append(spread(cell) + _mark(cell) if cell else DASH)
             if column in wide_columns:
                 line += [_published(cell), _signed(cell["gap"]) if cell else DASH]
         rows.append(line)
@@ -165,7 +165,7 @@ def _marks(shown: list[Cell]) -> list[str]:
         if cell["ours"]:
             ours.setdefault((cell["task"], tuple(sorted(cell["ours"]))), []).append(_label(cell))
     for (task, keys), labels in ours.items():
-        who, what = ", ".join(dict.fromkeys(labels)), ", ".join(_text(key) for key in keys)
+        who, what = ", ".join(dict.fromkeys(labels)), ", ".join(text(key) for key in keys)
         notes.append(f"`{OURS}` recipe values that nobody published, in {_name(task)} ({who}): {what}")
     if any(cell["eval_only"] for cell in shown):
         notes.append(f"{EVALUATED} a trained model evaluated, not trained here")
@@ -181,7 +181,7 @@ def _marks(shown: list[Cell]) -> list[str]:
 def _sources(shown: list[Cell]) -> list[str]:
     return [
         f"published {_name(cell['task'])} {_label(cell)}: {found.value:g}, "
-        f"{_text(found.source)}, {_text(found.source_locator)}"
+        f"{text(found.source)}, {text(found.source_locator)}"
         for cell in shown
         if (found := cell["published"])
     ]
@@ -201,7 +201,7 @@ def _value(cell: Cell, side: str = "") -> str:
     return mean if math.isnan(std) else f"{mean} ± {_number(std)}"
 
 
-def _spread(cell: Cell, side: str = "") -> str:
+def spread(cell: Cell, side: str = "") -> str:
     return f"{_value(cell, side)} (n={cell['n' + side]})"
 
 
@@ -226,16 +226,16 @@ def _range(values: Iterable[float]) -> str:
 
 def _name(value: object) -> str:
     """A name for a Markdown table: a code span, or escaped text where it holds anything unusual."""
-    return f"`{value}`" if re.fullmatch(r"[\w.@+:/=-]{1,100}", str(value), re.ASCII) else _text(value)
+    return f"`{value}`" if re.fullmatch(r"[\w.@+:/=-]{1,100}", str(value), re.ASCII) else text(value)
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
     """Text from a file, of one line and without meaning to Markdown or HTML."""
     special = r"[\\`*\[\]<>|~&$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
     return re.sub(special, lambda match: f"&#{ord(match.group())};", one_line(value))
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
     """A Markdown table, padded so that it also reads well as plain text."""
     widths = [max(3, *(len(row[i]) for row in (head, *rows))) for i in range(len(head))]
 
