@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mae_bench import __version__
+from mae_bench.engine.signals import EXIT_STOPPED, StoppedError
 from mae_bench.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def _option_strings(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 = done, 2 = the user can mend it (one line on stderr), 1 = a check failed, 130 = Ctrl-C."""
+    """Run one command; 0 = done, 2 = the user can mend it (one line on stderr), 1 = a check failed, 75 = stopped by a
+    signal and to be gone on with, 130 = Ctrl-C."""
     # timm and mmcv decorate functions with it at import; nothing a user can act on
     warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=FutureWarning)
     for stream in (sys.stdout, sys.stderr):
@@ -61,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"mae_bench: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except StoppedError as stopped:
+        print(f"mae_bench: {stopped}", file=sys.stderr)
+        return EXIT_STOPPED
     except KeyboardInterrupt:
         print("mae_bench: interrupted; the same command goes on (run and pretrain: with --resume)", file=sys.stderr)
         return 130
@@ -190,6 +195,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--micro-batch", type=int, default=0, help="largest batch per device at once; accumulation makes up the rest"
     )
+    parser.add_argument(
+        "--fsdp", action="store_true", help="under torchrun: spread weights and state over the processes"
+    )
+    parser.add_argument(
+        "--log", action="append", default=[], choices=["tensorboard", "wandb"], help="curves for another program"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress display")
 
 
@@ -218,6 +229,8 @@ def _options(args: argparse.Namespace) -> Options:
         workers=args.workers,
         micro_batch=args.micro_batch,
         quiet=args.quiet,
+        fsdp=args.fsdp,
+        log=tuple(args.log),
     )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from mae_bench import provenance, recipes
 from mae_bench.encoders.vit import random_encoder
-from mae_bench.engine import distributed
+from mae_bench.engine import distributed, onednn
 from mae_bench.engine.job import Options
 from mae_bench.engine.optim import build_optimizer, parameter_groups
 from mae_bench.engine.plan import make_plan
@@ -285,6 +285,8 @@ def _work(
     sincos = recipe.architecture.positions == "sincos"
     encoder = random_encoder(recipe.architecture, 0, grid=grid, drop_path=values.drop_path, frozen_positions=sincos)
     model = build_model(encoder, recipe.input, values, 0).to(device).train()
+    if device.type == "cpu":
+        onednn.accelerate(model)  # as in a run
     optimizer = build_optimizer(parameter_groups(model, values, encoder_prefix="encoder.", depth=encoder.depth), values)
     noise = Noise(grid, patch, values)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_toys import Noise, make_job, make_values, same_state, train, weight_sum
+from engine_toys import Model, Noise, make_job, make_values, same_state, train, weight_sum
 
 from mae_bench.data import open_dataset
-from mae_bench.engine import distributed
+from mae_bench.engine import distributed, sharding
 from mae_bench.engine.job import Job, Options
 from mae_bench.engine.signals import StoppedError
 from mae_bench.pretraining.run import run
@@ -74,9 +74,19 @@ def goes_back(folder: Path, **options: Any) -> dict[str, Any]:
     return {"skipped": fitted.effective["skipped_steps"], "notes": job.notes, "sum": weight_sum(model)}
 
 
+def shares() -> list[int]:
+    """Numbers that each process holds of a sharded model, and of the whole."""
+    model = Model(noisy=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    sharding.shard(model, optimizer, torch.device("cpu"))
+    held = sum(sharding.own(parameter).numel() for parameter in optimizer.param_groups[0]["params"])
+    return [*distributed.gather_objects(held), sum(parameter.numel() for parameter in model.parameters())]
+
+
 def main(folder: Path) -> None:
     distributed.init(Options(device="cpu"))
     seen: dict[str, Any] = {
+        "shares": shares(),
         "replicated": losses(folder / "replicated"),
         "accumulated": losses(folder / "accumulated", micro_batch=8),
         "sharded": losses(folder / "sharded", fsdp=True),

@@ -46,11 +46,17 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, first
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return losses(tmp_path_factory.mktemp("alone"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["replicated", "accumulated", "sharded"])
-def test_pretraining_loses_alike_however_a_batch_is_split(together: tuple[Path, Any], tmp_path: Path, way: str) -> None:
+def test_pretraining_loses_alike_however_a_batch_is_split(
+    together: tuple[Path, Any], alone: list[float], way: str
+) -> None:
     """1 x 64, 2 x 32, 2 x 4 x 8, and 2 x 32 with sharded weights: twenty steps in float32."""
-    alone = losses(tmp_path)
     assert len(alone) == 20
     assert alone[-1] < alone[0]
     assert together[1][way] == pytest.approx(alone, abs=1e-5)
@@ -74,6 +80,13 @@ def test_processes_stop_and_go_back_together(together: tuple[Path, Any], tmp_pat
     assert seen[way]["skipped"] == fitted.effective["skipped_steps"] != []
     assert seen[way]["notes"][0].count("(loss is nan, images picture 7)") == len(seen[way]["skipped"])
     assert seen[way]["sum"] == pytest.approx(weight_sum(model), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_sharded_processes_hold_a_part_each(together: tuple[Path, Any]) -> None:
+    first, second, whole = together[1]["shares"]
+    assert first + second == whole
+    assert max(first, second) < 0.6 * whole
 
 
 @pytest.mark.slow

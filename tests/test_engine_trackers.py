@@ -18,10 +18,15 @@ VALUES: dict[str, Any] = {"eval_every_epochs": 1, "clip_grad": 0.5}
 
 
 def curves(folder: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard itself reads from the folder."""
+    """What TensorBoard itself reads from the folder; no step stands there twice."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    return {name: {event.step: event.value for event in events.Scalars(name)} for name in events.Tags()["scalars"]}
+    read = {}
+    for name in events.Tags()["scalars"]:
+        points = events.Scalars(name)
+        read[name] = {point.step: point.value for point in points}
+        assert len(read[name]) == len(points), name
+    return read
 
 
 def test_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -185,11 +186,14 @@ class Written:
     def __init__(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.out = out
         self.words: list[list[str]] = []
+        self.lock = threading.Lock()
         self.fault: Callable[[list[str]], str] = lambda words: ""
         monkeypatch.setattr(suite.Processes, "run", lambda _, words, log: self.write(words))
 
     def write(self, words: list[str]) -> str:
-        self.words.append(words)
+        with self.lock:  # cells may run side by side
+            self.words.append(words)
+            number = len(self.words)
         if fault := self.fault(words):
             return fault
         given = dict(zip(words[1::2], words[2::2], strict=False))
@@ -204,7 +208,7 @@ class Written:
             maker = {"recipe_hash": read_record(file.with_name("record.json")).recipe_hash}
             weights = {"kind": "given", "sha256": file_hash(file), "maker": maker}
         kind = {"engine": "pretraining", "metric": "loss"} if first else {"engine": "classification", "metric": "top1"}
-        folder = self.out / resolved.task.name / backbone.name / f"seed{seed}-{len(self.words):08x}"
+        folder = self.out / resolved.task.name / backbone.name / f"seed{seed}-{number:08x}"
         changes = kind | {"task": resolved.task.name, "metrics": {kind["metric"]: 40.0 + seed}, "weights": weights}
         write_record(record_from(values(seed=seed) | changes | {"recipe_hash": digest(recipe)}), folder)
         if first:

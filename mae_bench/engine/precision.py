@@ -146,12 +146,12 @@ class StepWrapper(OptimWrapper):
         losses = torch.stack(self._losses)
         self._norm = None if scaled and not self.clip else self._gradient_norm()
         norm = losses.new_tensor(math.nan) if self._norm is None else self._norm.to(losses)
-        sound = torch.isfinite(losses).all() & (torch.isfinite(norm) | scaled)
-        shared = distributed.largest(torch.cat([~sound.reshape(1), losses.new_tensor(requests)]))
+        broken = ~torch.isfinite(losses).all()
+        shared = distributed.largest(torch.cat([broken.reshape(1), losses.new_tensor(requests)]))
         measured = torch.cat([losses, norm.reshape(1), shared]).tolist()
-        found, (size, unsound, *asked) = measured[: len(losses)], measured[len(losses) :]
-        fault = self._fault(found, size)
-        return Gradient(found, size, not unsound and not fault, fault, asked)
+        found, (size, elsewhere, *asked) = measured[: len(losses)], measured[len(losses) :]
+        fault = self._fault(found, size)  # of norm and scale, which are every process's, or of its own losses
+        return Gradient(found, size, not elsewhere and not fault, fault, asked)
 
     def _fault(self, losses: list[float], norm: float) -> str:
         scaled = self.scaler.is_enabled()

@@ -41,10 +41,11 @@ def of_step(run: Run, gradient: Gradient) -> Fault:
     if (fault := of_weights(run)) is not None:
         return fault
     found = [what for what in distributed.gather_objects(gradient.fault) if what]
+    first = min(found, key=lambda what: not what.startswith("loss"))  # others see the gradient that came of it
     bad = [number for number, loss in enumerate(gradient.losses) if not math.isfinite(loss)]
     if not any(distributed.gather_objects(bad)):
         bad = list(range(run.plan.accumulation))
-    return Fault(run.step, found[0], _images(run, bad))
+    return Fault(run.step, first, _images(run, bad))
 
 
 def _images(run: Run, passes: list[int]) -> str:

@@ -7,6 +7,7 @@ that a run cut at any step and resumed equals the uninterrupted one bit for bit 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from contextlib import closing
@@ -19,10 +20,11 @@ from mmengine.logging import MMLogger
 from mmengine.model import BaseModel, MMDistributedDataParallel
 from mmengine.runner import Runner
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from mae_bench.engine import distributed, recovery, resume, sharding, signals
+from mae_bench.engine import distributed, onednn, recovery, resume, sharding, signals
 from mae_bench.engine.averaging import WeightAverage
 from mae_bench.engine.job import Job
 from mae_bench.engine.logs import mm_logs
@@ -134,6 +136,8 @@ def fit(
     if job.options.fsdp:
         sharding.check(values, precision)
     model.to(device)
+    if device.type == "cpu":
+        onednn.accelerate(model)
     trained = sharding.shard(model, optimizer, device) if job.options.fsdp else model
     label = f"{job.task.task.name} {job.backbone.name} seed {job.seed}"
     quiet = job.options.quiet or not distributed.main_process()
@@ -170,10 +174,14 @@ def fit(
 
 
 def _replicated(model: nn.Module, device: torch.device) -> nn.Module:
-    if distributed.world_size() > 1:
-        ids = [device.index] if device.type == "cuda" else None
-        model = MMDistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
-    return model
+    """Buffers stay each process's own until they are evaluated or saved (`distributed.broadcast_buffers`)."""
+    if distributed.world_size() == 1:
+        return model
+    known = inspect.signature(DistributedDataParallel).parameters
+    sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # its name before 2.14
+    ids = [device.index] if device.type == "cuda" else None
+    replicated: nn.Module = MMDistributedDataParallel(model, device_ids=ids, **{sync: False})
+    return replicated
 
 
 def _loader(
@@ -207,6 +215,8 @@ def _summary(run: Run, metric: str, precision: str, device: torch.device) -> Fit
         effective["skipped_steps"] = sorted(run.skipped)
     if run.job.options.fsdp:
         effective["fsdp"] = True
+    if device.type == "cpu" and onednn.preferred():
+        effective["linear"] = "oneDNN"
     return Fit(history, last, best, effective)
 
 
