@@ -11,7 +11,7 @@ import torch
 from engine_toys import IMAGES, Model, Noise, collate, make_job, make_values, plan_for, same_state, train, weight_sum
 from torch import nn
 
-from mae_bench.engine import loop, recovery
+from mae_bench.engine import loop, onednn, recovery
 from mae_bench.engine.job import Job
 from mae_bench.engine.optim import build_optimizer, parameter_groups
 from mae_bench.engine.samplers import SeededDataset, StepSampler
@@ -43,6 +43,7 @@ def by_hand(job: Job, skipped: list[int]) -> Model:
     values, plan = job.task.values, plan_for(job)
     torch.manual_seed(0)
     model = Model(noisy=False)
+    onednn.accelerate(model)
     optimizer = build_optimizer(parameter_groups(model, values, encoder_prefix="", depth=4), values)
     pictures, sampler = SeededDataset(Noise(), job.seed), StepSampler(IMAGES, plan, job.seed)
     average = [parameter.detach().clone() for parameter in model.parameters()]

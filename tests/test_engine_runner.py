@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     for workers in (0, 2):
         (tmp_path / str(workers)).mkdir()
         models.append(train(make_job(tmp_path / str(workers), make_values(), workers=workers))[0])
+        assert not multiprocessing.active_children()
     assert same_state(*models)
 
 

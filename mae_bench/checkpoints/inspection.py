@@ -117,7 +117,7 @@ def _fits(found: Found, stated: dict[str, Any]) -> list[str]:
         if backbone.refused or weights.kind == "none" or found.layout not in (layout, "mae_bench"):
             continue
         with torch.device("meta"):
-            encoder = Encoder(architecture, final_norm=_normed(found), rel_pos=architecture.rel_pos)
+            encoder = Encoder(architecture, final_norm=found.normed, rel_pos=architecture.rel_pos)
         declared = architecture.model_dump()
         agreed = all(stated.get(key, value) == value for key, value in declared.items())
         if agreed and _shapes(encoder.state_dict()) == shapes:
@@ -138,7 +138,7 @@ def _normed(found: Found) -> bool:
 def _options(path: Path, found: Found, architecture: Architecture) -> EncoderOptions:
     """What the encoder needs to take every tensor of the file."""
     if architecture.rel_pos != "decomposed":
-        return {"final_norm": _normed(found)}
+        return {"final_norm": found.normed}
     window, everywhere, span = windows(found.encoder)
     if window > MAX_WINDOW:
         raise UserError(f"{path}: rel_pos_h is made for windows of {window} patches; expected at most {MAX_WINDOW}")
@@ -190,7 +190,7 @@ def _hash(path: Path, backbone: Backbone) -> tuple[str, bool | None]:
 
 def _compare(found: Found, tensors: Mapping[str, Tensor], encoder: Encoder, backbone: Backbone) -> Comparison:
     architecture = backbone.architecture
-    if not _normed(found):
+    if not found.normed:
         architecture = architecture.model_copy(update={"final_norm": "none"})
     images = proof.normalised(proof.picture(architecture.image_size), backbone.input)
     try:

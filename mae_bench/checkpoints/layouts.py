@@ -94,6 +94,12 @@ class Found:
         """Whether the file has a classifier: its encoder was last trained on labels, whatever its layout is."""
         return CLASSIFIER in self.unused.values()
 
+    @property
+    def normed(self) -> bool:
+        """Whether the final norm of the architecture is to be found. Our own files alone may lack it, where the encoder
+        was trained without one."""
+        return self.layout != "mae_bench" or not {"norm.weight", "fc_norm.weight"}.isdisjoint(self.encoder)
+
 
 def detect(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Found:
     """Recognise a file's layout, or raise a UserError that names what it seems to be."""

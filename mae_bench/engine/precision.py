@@ -68,13 +68,6 @@ def broken_weights(model: nn.Module) -> str:
     return ""
 
 
-def broken_weights_error(name: str, step: int) -> UserError:
-    return UserError(
-        f"after step {step} the weights of {name} are not finite; lower base_lr, set clip_grad, or use "
-        "--set precision=bf16 or fp32"
-    )
-
-
 def check_parameters(model: nn.Module, step: int) -> None:
     """Refuse to evaluate weights that are not finite: metrics of nothing look like a bad model, not like a fault.
 
@@ -82,7 +75,10 @@ def check_parameters(model: nn.Module, step: int) -> None:
         UserError: names the first such parameter.
     """
     if name := broken_weights(model):
-        raise broken_weights_error(name, step)
+        raise UserError(
+            f"after step {step} the weights of {name} are not finite; lower base_lr, set clip_grad, or use "
+            "--set precision=bf16 or fp32"
+        )
 
 
 @dataclass(frozen=True)
