@@ -71,8 +71,7 @@ def export(file: Path, backbone: Backbone, to: str, out: Path) -> list[Path]:
 def _load(file: Path, backbone: Backbone) -> Loaded:
     stored, metadata = read_tensors(file)
     found = detect(file, stored, metadata)
-    normed = backbone.architecture.final_norm == "none" or {"norm.weight", "fc_norm.weight"} & found.encoder.keys()
-    if found.layout == "mae_bench" and not normed:
+    if not found.normed and backbone.architecture.final_norm != "none":
         raise UserError(
             f"{file} has no final norm (norm.weight, norm.bias): its encoder was trained without one, and what loads "
             "an export would put an untrained norm there; export an encoder that was trained with it"

@@ -164,7 +164,7 @@ def build_encoder(
     state |= {name: torch.full(encoder.get_parameter(name).shape, value) for name, value in new.items()}
     encoder.load_state_dict(state, strict=True, assign=True)
     sha256 = file_hash(file)
-    fingerprint = [] if synthetic else _fingerprint(file, backbone, pretrained)
+    fingerprint = [] if synthetic else _fingerprint(file, backbone, found, pretrained)
     return encoder, LoadReport(
         file=file.name,
         layout=found.detail,
@@ -234,19 +234,19 @@ def _check_origin(file: Path, found: Found, metadata: dict[str, str], backbone: 
         )
 
 
-def _fingerprint(file: Path, backbone: Backbone, state: dict[str, Tensor]) -> list[float]:
+def _fingerprint(file: Path, backbone: Backbone, found: Found, state: dict[str, Tensor]) -> list[float]:
     """Features of the fixed picture by the encoder as it was pre-trained, whatever the task makes of it; compared with
     the recipe's, where that has some. Empty for a ViTDet encoder, which is none without its task's windows."""
     if backbone.architecture.rel_pos == "decomposed":
         return []
     with torch.device("meta"):
-        encoder = Encoder(backbone.architecture, final_norm=bool({"norm.weight", "fc_norm.weight"} & state.keys()))
+        encoder = Encoder(backbone.architecture, final_norm=found.normed)
     encoder.load_state_dict(state, strict=True, assign=True)
-    found = proof.fingerprint(encoder, backbone.input)
-    proof.check_finite(file, found)
+    features = proof.fingerprint(encoder, backbone.input)
+    proof.check_finite(file, features)
     if backbone.fingerprint:
-        proof.check_fingerprint(file, found, backbone.fingerprint, f"those of the recipe '{backbone.name}'")
-    return found
+        proof.check_fingerprint(file, features, backbone.fingerprint, f"those of the recipe '{backbone.name}'")
+    return features
 
 
 def _check_layout(file: Path, found: Found, backbone: Backbone) -> None:
@@ -266,11 +266,9 @@ def _check_layout(file: Path, found: Found, backbone: Backbone) -> None:
 def _check_architecture(file: Path, found: Found, stated: dict[str, Any], backbone: Backbone) -> None:
     """The file's encoder tensors must be exactly those of the recipe's architecture."""
     architecture = backbone.architecture
-    # Our own files may lack the final norm, where the encoder was trained without one.
-    trained_without = found.layout == "mae_bench" and not {"norm.weight", "fc_norm.weight"} & found.encoder.keys()
     with torch.device("meta"):
         # ViTDet's tables depend on the task's windows: their shapes are compared with the task's encoder.
-        as_declared = Encoder(architecture, final_norm=not trained_without, rel_pos=architecture.rel_pos)
+        as_declared = Encoder(architecture, final_norm=found.normed, rel_pos=architecture.rel_pos)
     meant, tensors = as_declared.state_dict(), found.encoder
     size, meant_size = describe(tensors), describe(meant)
     if size != meant_size:
