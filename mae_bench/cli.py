@@ -64,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mae_bench: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_USER_ERROR
     except StoppedError as stopped:
-        print(f"mae_bench: {stopped}", file=sys.stderr)
+        from mae_bench.engine import distributed
+
+        if distributed.main_process():
+            print(f"mae_bench: {stopped}", file=sys.stderr)
         return EXIT_STOPPED
     except KeyboardInterrupt:
         print("mae_bench: interrupted; the same command goes on (run and pretrain: with --resume)", file=sys.stderr)

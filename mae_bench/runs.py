@@ -136,6 +136,13 @@ def _check_options(task: ResolvedTask, options: Options, seeds: Sequence[int]) -
         raise UserError(f"--seeds {','.join(map(str, seeds))}: give each seed once, e.g. --seeds 0,1,2")
     if options.eval_only and (options.weights is None or len(seeds) > 1):
         raise UserError("--eval-only needs one seed and --weights FILE, the model.safetensors that a run left")
+    if task.task.engine == "detection":
+        rewinds = task.values.on_nonfinite == "rewind"
+        for name, given in (("--fsdp", options.fsdp), ("--log", options.log), ("on_nonfinite=rewind", rewinds)):
+            if given:
+                raise UserError(f"{name}: detection trains on detectron2's own trainer, which has none; leave it out")
+    if options.eval_only and (options.fsdp or options.log):
+        raise UserError("--eval-only trains nothing: leave out --fsdp and --log")
     if options.eval_only and task.task.engine == "pretraining":
         raise UserError(f"--eval-only: task '{task.task.name}' pre-trains; there is nothing to evaluate alone")
 

@@ -48,9 +48,8 @@ class Command:
 
     @contextmanager
     def started(self, *options: str) -> Iterator[subprocess.Popen[str]]:
-        settings = [
-            f"--set={value}" for value in (f"steps={STEPS}", "warmup_steps=4", "batch=8", "eval_every_steps=50")
-        ]
+        values = (f"steps={STEPS}", "warmup_steps=4", "batch=8", "eval_every_steps=50")
+        settings = [f"--set={value}" for value in values]
         command = ["pretrain", "--backbone", "vit_t_mae", "--task", "tiny_pretrain", "--device", "cpu", "--quiet"]
         places = [f"--data={self.pictures}", f"--out={self.out}"]
         with subprocess.Popen(

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from mae_bench.classification.adapter import Classifier
 from mae_bench.classification.data import Pictures, Sample, collate, evaluation_transform
-from mae_bench.engine import distributed
+from mae_bench.engine import distributed, signals
 from mae_bench.engine.job import Job
 from mae_bench.engine.precision import autocast, effective_precision
 from mae_bench.engine.progress import Progress
@@ -88,6 +88,7 @@ class Evaluation:
             persistent_workers=job.options.workers > 0,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),
+            worker_init_fn=signals.leave_to_main_process,
         )
 
     def __call__(self, model: nn.Module) -> dict[str, float]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mae_bench.engine import distributed
+from mae_bench.engine import distributed, signals
 from mae_bench.engine.job import Job
 from mae_bench.engine.precision import autocast, effective_precision
 from mae_bench.engine.samplers import ExactShard, SeededDataset
@@ -43,6 +43,7 @@ class Evaluation:
             persistent_workers=self.job.options.workers > 0,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),
+            worker_init_fn=signals.leave_to_main_process,
         )
 
     def __call__(self, model: nn.Module) -> dict[str, float]:

@@ -136,6 +136,8 @@ def _tail_loss(fitted: Fit) -> float:
                 total += point["loss"] * (point["step"] - start)
                 count += point["step"] - start
             start = point["step"]
+    if not count:  # all of them were left out after losses that were not finite
+        return next(point["loss"] for point in reversed(fitted.history) if "lr" in point)
     return total / count
 
 

@@ -19,7 +19,7 @@ from mmseg.evaluation import IoUMetric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mae_bench.engine import distributed
+from mae_bench.engine import distributed, signals
 from mae_bench.engine.progress import Progress
 from mae_bench.engine.samplers import ExactShard
 from mae_bench.errors import UserError
@@ -108,6 +108,7 @@ class Evaluator:
             num_workers=self.workers,
             collate_fn=pseudo_collate,
             generator=torch.Generator(),  # its base seed must not come from, and so change, a global generator
+            worker_init_fn=signals.leave_to_main_process,
         )
         with Progress(len(shard), "evaluation", self.quiet) as progress:
             for number, data in enumerate(loader, 1):
