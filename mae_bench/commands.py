@@ -1,0 +1,255 @@
+"""What each command of the line does: call one function, print. Nothing here imports torch before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mae_bench.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from mae_bench.engine.job import Options
+    from mae_bench.runs import Run
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text}: expected whole numbers, e.g. --seeds 0,1,2") from None
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from mae_bench.engine.job import Options
+
+    if args.workers < 0 or args.micro_batch < 0:
+        raise UserError("--workers and --micro-batch count things: give 0 or more")
+    if args.data is not None and not args.data.is_dir():
+        raise UserError(f"--data {args.data}: no such folder")
+    return Options(
+        data=args.data,
+        out=args.out,
+        weights=args.weights,
+        eval_only=getattr(args, "eval_only", False),
+        resume=args.resume,
+        smoke=args.smoke,
+        device=args.device,
+        workers=args.workers,
+        micro_batch=args.micro_batch,
+        quiet=args.quiet,
+        fsdp=args.fsdp,
+        log=tuple(args.log),
+    )
+
+
+def list_recipes(args: argparse.Namespace) -> int:
+    from mae_bench import recipes
+
+    lines = []
+    for kind, heading in (("backbone", "backbones"), ("task", "tasks")):
+        if args.kind not in (None, heading):
+            continue
+        lines.append(heading)
+        for name, path in sorted(recipes.index(kind).items()):  # type: ignore[arg-type]
+            raw = recipes.read_toml(path)
+            note = f"refused: {raw['refused']}" if raw.get("refused") else raw.get("summary", "")
+            lines.append(f"  {name:<22} {note}")
+    print("\n".join(lines))
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    from mae_bench import recipes
+
+    known = recipes.index("backbone")
+    if args.name in known or (args.name.endswith(".toml") and Path(args.name).name != "task.toml"):
+        if args.settings:
+            raise UserError(f"--set changes a task's values; '{args.name}' is a backbone")
+        backbone = recipes.load_backbone(args.name)
+        print(f"backbone {backbone.name}   ({recipes.find('backbone', args.name)})")
+        _print_nested(backbone.model_dump(mode="json"))
+        return 0
+    if args.name not in recipes.index("task") and "/" not in args.name and not args.name.endswith(".toml"):
+        everything = [*known, *recipes.index("task")]
+        raise UserError(
+            f"unknown recipe '{args.name}'{nearest(args.name, everything)}; `python -m mae_bench list` shows all"
+        )
+    backbone = recipes.load_backbone(args.backbone)
+    task = recipes.resolve_task(args.name, backbone, args.settings)
+    print(f"task {task.task.name} for {backbone.name}   ({task.path})")
+    print(f"protocol   {task.protocol}\nmetric     {task.task.metric}\nreference  {task.task.reference}\n")
+    for key in type(task.values).model_fields:
+        value = getattr(task.values, key)
+        origin = task.origins[key]
+        print(f"{key:<18} {json.dumps(value):<22} {origin.source}   [{origin.place}]")
+    print(f"{'lr':<18} {task.values.lr:<22g} from base_lr, batch and lr_per")
+    return 0
+
+
+def _print_nested(value: dict[str, Any], indent: str = "") -> None:
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            print(f"{indent}{key}")
+            _print_nested(inner, indent + "  ")
+        else:
+            print(f"{indent}{key:<18} {json.dumps(inner)}")
+
+
+def run(args: argparse.Namespace) -> int:
+    from mae_bench import runs
+
+    finished = runs.run(
+        args.task, args.backbone, seeds=_seeds(args.seeds), settings=args.settings, options=_options(args)
+    )
+    _print_runs(finished)
+    return 0
+
+
+def pretrain(args: argparse.Namespace) -> int:
+    from mae_bench import runs
+
+    finished = runs.pretrain(
+        args.backbone, task=args.task, seeds=_seeds(args.seeds), settings=args.settings, options=_options(args)
+    )
+    _print_runs(finished)
+    return 0
+
+
+def _print_runs(finished: list[Run]) -> None:
+    from mae_bench.engine import distributed
+
+    if not distributed.main_process():
+        distributed.shutdown()
+        return
+    for one in finished:
+        record = one.record
+        value = "undefined" if record.value is None else f"{record.value:.4g}"
+        print(f"{record.task} {record.backbone} seed {record.seed}: {record.metric} {value}   {record.protocol}")
+        for note in record.notes:
+            print(f"  note: {note}")
+        print(f"  record: {one.record_file}")
+    distributed.shutdown()
+
+
+def fetch(args: argparse.Namespace) -> int:
+    from mae_bench import fetch, recipes
+
+    backbones = [recipes.load_backbone(name) for name in args.backbones]  # a misspelt one stops before any download
+    for backbone in backbones:
+        path = fetch.fetch(backbone, quiet=args.quiet)
+        print(path)
+        if (
+            find_spec("torch") and backbone.architecture.rel_pos != "decomposed"
+        ):  # a ViTDet has no meaning without a task
+            from mae_bench.checkpoints.load import build_encoder
+
+            print(build_encoder(backbone, path, seed=0)[1].line())  # loads it key by key, and locks it
+    return 0
+
+
+def inspect(args: argparse.Namespace) -> int:
+    from mae_bench import recipes
+    from mae_bench.checkpoints import inspection
+
+    backbone = recipes.load_backbone(args.backbone) if args.backbone else None
+    found = inspection.inspect(args.file, backbone, prove=args.prove)
+    print(json.dumps(found.as_dict(), indent=2) if args.json else found.text())
+    return 0 if found.sound else 1
+
+
+def export(args: argparse.Namespace) -> int:
+    from mae_bench import recipes
+    from mae_bench.checkpoints import export
+
+    for path in export.export(args.file, recipes.load_backbone(args.backbone), args.to, args.out):
+        print(path)
+    return 0
+
+
+def cost(args: argparse.Namespace) -> int:
+    from mae_bench import doctor, recipes
+
+    doctor.require(recipes.load_task("imagenet_pretrain"))  # the next import needs torch
+    from mae_bench import cost
+
+    found = cost.estimate(args.task, args.backbone, args.settings, measure=not args.no_measure)
+    print(json.dumps(found.as_dict(), indent=2) if args.json else found.text())
+    return 0
+
+
+def reconstruct(args: argparse.Namespace) -> int:
+    from mae_bench import doctor, recipes
+
+    doctor.require(recipes.load_task("imagenet_pretrain"))
+    from mae_bench import reconstruct
+
+    options = {"weights": args.weights, "mask_ratio": args.mask_ratio, "seed": args.seed, "out": args.out}
+    print(reconstruct.run(args.backbone, args.images, **options))
+    return 0
+
+
+def suite(args: argparse.Namespace) -> int:
+    from mae_bench import suite
+    from mae_bench.engine.job import Options
+
+    if args.table:
+        print(suite.table(args.name, tiny=args.tiny, only=args.only, out=args.out), end="")
+        return 0
+    options = Options(out=args.out, device=args.device, workers=args.workers, micro_batch=args.micro_batch)
+    how = {"seeds": _seeds(args.seeds), "jobs": args.jobs, "dry_run": args.dry_run, "options": options}
+    return 1 if suite.run(args.name, tiny=args.tiny, only=args.only, **how) else 0
+
+
+def table(args: argparse.Namespace) -> int:
+    from mae_bench import api
+
+    for path in args.records or []:
+        if not path.exists():
+            raise UserError(f"--records {path}: no such file or folder")
+    if args.out is not None and args.out.suffix == ".json":
+        raise UserError(f"--out {args.out}: .json files are records; a table is Markdown or CSV, name it .md or .csv")
+    text = api.table(args.records, form=args.format, layout=args.layout, compare=args.compare)
+    if args.out is None:
+        print(text, end="")
+        return 0
+    try:
+        args.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write --out {args.out}: {error.strerror}") from error
+    return 0
+
+
+def promote(args: argparse.Namespace) -> int:
+    from mae_bench import places
+    from mae_bench.reporting import store
+
+    root = places.checkout()
+    if root is None:
+        raise UserError("promote copies records into a checkout's results/runs; this is an installed wheel")
+    promoted = store.promote(store.load_records(args.records), root / "results" / "runs")
+    if not promoted:
+        raise UserError(f"no records below {', '.join(map(str, args.records))}")
+    for path in promoted:
+        print(path.relative_to(root))
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from mae_bench import doctor
+
+    if args.install and args.task:
+        raise UserError("--install and --task are two commands: give one")
+    if args.install:
+        doctor.install_detectron2()
+        return 0
+    return doctor.report(args.task)
+
+
+def quickstart(args: argparse.Namespace) -> int:
+    from mae_bench import quickstart
+
+    quickstart.run(args.out, _seeds(args.seeds))
+    return 0
