@@ -47,6 +47,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 def list_recipes(args: argparse.Namespace) -> int:
     from mae_bench import recipes
+    from mae_bench.reporting.record import one_line
 
     lines = []
     for kind, heading in (("backbone", "backbones"), ("task", "tasks")):
@@ -56,7 +57,7 @@ def list_recipes(args: argparse.Namespace) -> int:
         for name, path in sorted(recipes.index(kind).items()):  # type: ignore[arg-type]
             raw = recipes.read_toml(path)
             note = f"refused: {raw['refused']}" if raw.get("refused") else raw.get("summary", "")
-            lines.append(f"  {name:<22} {note}")
+            lines.append(f"  {name:<22} {one_line(note)}")
     print("\n".join(lines))
     return 0
 

@@ -212,7 +212,7 @@ def _timm_entry_point(architecture: Architecture) -> str:
 
 def _timm_arguments(architecture: Architecture) -> dict[str, Any]:
     """Every argument that shapes the model, so that none is left to the entry point."""
-    hidden = round(architecture.width * architecture.mlp_ratio) * (2 if architecture.mlp == "swiglu" else 1)
+    hidden = architecture.hidden * (2 if architecture.mlp == "swiglu" else 1)
     ratio = hidden / architecture.width
     if int(architecture.width * ratio) != hidden:  # timm truncates
         ratio = math.nextafter(ratio, math.inf)
@@ -304,7 +304,7 @@ def _hf_config(loaded: Loaded) -> dict[str, Any]:
         "hidden_size": architecture.width,
         "num_hidden_layers": architecture.depth,
         "num_attention_heads": architecture.heads,
-        "intermediate_size": round(architecture.width * architecture.mlp_ratio),
+        "intermediate_size": architecture.hidden,
         "hidden_act": "gelu",
         "layer_norm_eps": architecture.norm_eps,
         "image_size": architecture.image_size,

@@ -84,10 +84,6 @@ def _fill(module: nn.Module, state: Tensors, assign: bool = False) -> None:
     module.eval()
 
 
-def _hidden(architecture: Architecture) -> int:
-    return round(architecture.width * architecture.mlp_ratio)
-
-
 def _norm(architecture: Architecture) -> partial[nn.LayerNorm]:
     return partial(nn.LayerNorm, eps=architecture.norm_eps)
 
@@ -110,7 +106,7 @@ def _timm_vit(architecture: Architecture, class_position: bool) -> nn.Module:
             depth=architecture.depth,
             num_heads=architecture.heads,
             # truncated by timm; gate and value of a SwiGLU count together
-            mlp_ratio=((2 if swiglu else 1) * _hidden(architecture) + 0.5) / architecture.width,
+            mlp_ratio=((2 if swiglu else 1) * architecture.hidden + 0.5) / architecture.width,
             mlp_layer=layers.SwiGLUPacked if swiglu else layers.Mlp,
             act_layer=nn.SiLU if swiglu else nn.GELU,
             init_values=1.0 if architecture.layer_scale else None,
@@ -175,7 +171,7 @@ def _beit(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[s
         embed_dim=architecture.width,
         depth=architecture.depth,
         num_heads=architecture.heads,
-        mlp_ratio=(_hidden(architecture) + 0.5) / architecture.width,
+        mlp_ratio=(architecture.hidden + 0.5) / architecture.width,
         init_values=1.0 if architecture.layer_scale else None,
         use_abs_pos_emb=architecture.positions != "none",
         use_rel_pos_bias="blocks.0.attn.relative_position_bias_table" in state,
@@ -234,14 +230,14 @@ def _from_pretrained(
 
 def _hf_vit_mae(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
     """Nothing is masked, and ascending noise leaves the patches in their order."""
-    options: dict[str, Any] = {"intermediate_size": _hidden(architecture), "mask_ratio": 0.0}
+    options: dict[str, Any] = {"intermediate_size": architecture.hidden, "mask_ratio": 0.0}
     model = _from_pretrained("ViTMAEModel", state, architecture, **options)
     noise_1N = torch.arange(architecture.grid**2, dtype=torch.float32)[None]
     return _title("transformers", model), model(images, noise=noise_1N).last_hidden_state
 
 
 def _hf_vit(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
-    options: dict[str, Any] = {"intermediate_size": _hidden(architecture)}
+    options: dict[str, Any] = {"intermediate_size": architecture.hidden}
     model = _from_pretrained("ViTModel", state, architecture, {"add_pooling_layer": False}, **options)
     return _title("transformers", model), model(images).last_hidden_state
 
@@ -250,7 +246,7 @@ def _hf_beit(state: Tensors, architecture: Architecture, images: Tensor) -> tupl
     """The final norm of a model of masked image modelling is outside the ``BeitModel``; there it is read by a hook."""
     masked = "lm_head.weight" in state
     options: dict[str, Any] = {
-        "intermediate_size": _hidden(architecture),
+        "intermediate_size": architecture.hidden,
         "use_mask_token": any(key.endswith("embeddings.mask_token") for key in state),
         "use_absolute_position_embeddings": architecture.positions != "none",
         "use_relative_position_bias": any(re.search(r"\d\..*relative_position_bias_table$", key) for key in state),
@@ -275,7 +271,7 @@ def _hf_beit(state: Tensors, architecture: Architecture, images: Tensor) -> tupl
 def _hf_dinov2(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
     """The library keeps a whole ratio of widths; of a SwiGLU two thirds of it, rounded up to a multiple of 8."""
     swiglu = architecture.mlp == "swiglu"
-    width, hidden = architecture.width, _hidden(architecture)
+    width, hidden = architecture.width, architecture.hidden
     made = {ratio: (ratio * width * 2 // 3 + 7) // 8 * 8 if swiglu else ratio * width for ratio in range(1, 17)}
     ratios = [ratio for ratio, result in made.items() if result == hidden]
     if not ratios:
@@ -322,7 +318,7 @@ def _vitdet(state: Tensors, architecture: Architecture, images: Tensor) -> tuple
         embed_dim=architecture.width,
         depth=architecture.depth,
         num_heads=architecture.heads,
-        mlp_ratio=(_hidden(architecture) + 0.5) / architecture.width,
+        mlp_ratio=(architecture.hidden + 0.5) / architecture.width,
         norm_layer=_norm(architecture),
         use_rel_pos=True,
         window_size=window,
@@ -338,7 +334,7 @@ def _vitdet(state: Tensors, architecture: Architecture, images: Tensor) -> tuple
 def _mmseg(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[str, Tensor]:
     """Outputs are maps without the class token there; the tokens are read from the last layer by a hook."""
     backbones = _package("mmseg.models.backbones")
-    if _hidden(architecture) % architecture.width:
+    if architecture.hidden % architecture.width:
         raise UnavailableError(f"mmsegmentation has no MLP of {architecture.mlp_ratio:g} times the width")
     options: dict[str, Any] = {
         "img_size": architecture.image_size,
@@ -346,7 +342,7 @@ def _mmseg(state: Tensors, architecture: Architecture, images: Tensor) -> tuple[
         "embed_dims": architecture.width,
         "num_layers": architecture.depth,
         "num_heads": architecture.heads,
-        "mlp_ratio": _hidden(architecture) // architecture.width,
+        "mlp_ratio": architecture.hidden // architecture.width,
         "norm_cfg": {"type": "LN", "eps": architecture.norm_eps},
         "final_norm": "ln1.weight" in state,
     }

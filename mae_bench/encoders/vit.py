@@ -50,12 +50,11 @@ class Block(TimmBlock):
         self, architecture: Architecture, drop_path: float, window: int, rel_pos: RelPos, span: Grid, layer_scale: float
     ) -> None:
         swiglu = architecture.mlp == "swiglu"
-        hidden = round(architecture.width * architecture.mlp_ratio)
         super().__init__(
             architecture.width,
             architecture.heads,
             # timm truncates width * ratio, and counts gate and value of a SwiGLU together
-            mlp_ratio=(2 * hidden if swiglu else hidden) / architecture.width + 1e-9,
+            mlp_ratio=(2 if swiglu else 1) * architecture.hidden / architecture.width + 1e-9,
             qkv_bias=True,
             init_values=layer_scale or None,
             drop_path=drop_path,

@@ -73,7 +73,7 @@ class Block:
         return cls(
             architecture.width,
             architecture.heads,
-            round(architecture.width * architecture.mlp_ratio),
+            architecture.hidden,
             architecture.mlp == "swiglu",
             architecture.layer_scale or layer_scale,
         )

@@ -74,6 +74,11 @@ class Architecture(Sparse):
         return self.image_size // self.patch
 
     @property
+    def hidden(self) -> int:
+        """Channels inside an MLP; of a SwiGLU those of the gate and of the value each."""
+        return round(self.width * self.mlp_ratio)
+
+    @property
     def prefix(self) -> int:
         """Tokens before the patch tokens: the class token and the registers."""
         return int(self.class_token) + self.registers
