@@ -123,3 +123,14 @@ def test_step_seeds_differ_by_seed_step_and_rank() -> None:
     assert len(drawn) == 4
     assert derive(Stream.ORDER, 1, 2) != derive(Stream.INIT, 1, 2)
     assert derive(Stream.ORDER, 1, 2) == derive(Stream.ORDER, 1, 2) < 2**63
+
+
+def test_repeats_of_a_picture_stay_together_and_an_epoch_has_them_all() -> None:
+    """A picture is decoded once for all of its crops."""
+    plan = _plan(epochs=2)
+    keys = [key for batch in StepSampler(20, plan, seed=0, repeats=4) for key in batch]
+    for epoch in (0, 1):
+        order = [index for number, index in keys if number == epoch]
+        assert len(set(order)) == len(order) == plan.epoch_images
+        assert all(order[at : at + 4] == list(range(order[at], order[at] + 4)) for at in range(0, len(order), 4))
+    assert [key for batch in StepSampler(20, plan, seed=0) for key in batch] != keys

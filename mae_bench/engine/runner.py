@@ -155,7 +155,9 @@ def fit(
             whole=model,
             wrapper=StepWrapper(optimizer, device, precision, plan.accumulation, values.clip_grad),
             average=WeightAverage(trained, values.ema),
-            sampler=StepSampler(len(dataset), plan, job.seed, rank=distributed.rank()),
+            sampler=StepSampler(
+                len(dataset), plan, job.seed, rank=distributed.rank(), repeats=getattr(dataset, "repeats", 1)
+            ),
             evaluate=evaluate,
             describe=describe,
             unit=unit,

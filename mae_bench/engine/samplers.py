@@ -28,9 +28,10 @@ class StepSampler(Sampler[list[Key]]):
 
     An epoch is a random order of the images that depends on (seed, epoch) alone. All processes together consume the
     same ``plan.batch`` images in a step, however many processes there are. The steps in ``skipped`` are left out.
+    With ``repeats`` the indices of a picture, of which that many follow each other, stay together in the order.
     """
 
-    def __init__(self, n: int, plan: Plan, seed: int, start_step: int = 0, rank: int = 0) -> None:
+    def __init__(self, n: int, plan: Plan, seed: int, start_step: int = 0, rank: int = 0, *, repeats: int = 1) -> None:
         if not 0 < plan.epoch_images <= n:
             raise ValueError(f"a plan with {plan.epoch_images} images per epoch does not fit a data set of {n}")
         self.n = n
@@ -38,6 +39,7 @@ class StepSampler(Sampler[list[Key]]):
         self.seed = seed
         self.start_step = start_step
         self.rank = rank
+        self.repeats = repeats
         self.skipped: Collection[int] = ()
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -61,7 +63,8 @@ class StepSampler(Sampler[list[Key]]):
     def _key(self, position: int) -> Key:
         epoch, offset = divmod(position, self.plan.epoch_images)
         if self._order[0] != epoch:
-            order = torch.randperm(self.n, generator=generator(Stream.ORDER, self.seed, epoch))
+            order = torch.randperm(self.n // self.repeats, generator=generator(Stream.ORDER, self.seed, epoch))
+            order = (order[:, None] * self.repeats + torch.arange(self.repeats)).flatten()
             self._order = (epoch, order.tolist())
         return epoch, self._order[1][offset]
 

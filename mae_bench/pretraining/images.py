@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from mae_bench.data.decode import crop, open_picture, read_picture
+from mae_bench.data.decode import Oddities, crop, open_picture, read_picture
 from mae_bench.encoders.positions import Grid
 from mae_bench.engine.seeds import Stream, generator
 from mae_bench.errors import UserError
@@ -40,6 +40,7 @@ class Pictures:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = np.array([os.fsencode(path) for path in paths])  # one block that worker processes share
+        self.oddities = Oddities(len(paths))
         self._kept: dict[int, Tensor] = {}
         self._room = CACHE_BYTES
 
@@ -53,7 +54,9 @@ class Pictures:
         kept = self._kept.get(index)
         if kept is not None:
             return kept
-        picture = read_picture(open_picture(Path(self.path(index))))
+        encoded = open_picture(Path(self.path(index)))
+        self.oddities.note(index, encoded.odd)
+        picture = read_picture(encoded)
         if not self._kept and len(self) * picture.nbytes > CACHE_BYTES:
             self._room = 0
         if picture.nbytes <= self._room:

@@ -74,6 +74,8 @@ def run(job: Job) -> Outcome:
         unit="epoch" if values.epochs else "step",
         describe=training.path,
     )
+    if odd := pictures.oddities.text():
+        job.note(odd)
     baseline = evaluation.baseline(model, training)
     if distributed.main_process():
         _save(job, model, validation)
