@@ -157,10 +157,11 @@ def compare(title: str, a: Work, b: Work, pairs: int) -> float:
 
 def peak(name: str, size: str) -> float:
     """Peak memory of a process that takes two steps, in MiB."""
+    # VmHWM, not ru_maxrss: that one begins with the size of the process it was forked from.
     code = (
-        f"import resource, sys; sys.path.insert(0, 'benchmarks'); import pretrain_step as p; w = p.{name}(*p.{size}); "
+        f"import sys; sys.path.insert(0, 'benchmarks'); import pretrain_step as p; w = p.{name}(*p.{size}); w(); w(); "
     )
-    code += "w(); w(); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    code += "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     return int(out.split()[-1]) / 1024
 
