@@ -23,7 +23,7 @@ from transformers import ViTMAEConfig, ViTMAEForPreTraining
 from mae_bench.encoders.vit import Encoder
 from mae_bench.engine import onednn
 from mae_bench.pretraining import decoder as savings
-from mae_bench.pretraining.mae import MaskedAutoencoder, patchify
+from mae_bench.pretraining.mae import MaskedAutoencoder
 from mae_bench.pretraining.objectives import build_model
 from mae_bench.schema import Architecture, Input, PretrainingValues
 
@@ -40,9 +40,9 @@ class Plain(MaskedAutoencoder):
 
     def forward(self, inputs: Tensor, data_samples: Tensor, extra: Any = None, mode: Any = "loss") -> Any:
         masking = self.masking(data_samples)
+        patches = self._patches(inputs, masking)
         if self.embed_visible:
-            visible = masking.shuffled(patchify(inputs, self.encoder.patch))[:, : masking.keep]
-            tokens = self.encode(visible, masking)
+            tokens = self.encode(patches[:, : masking.keep], masking)
         else:
             embedded = masking.shuffled(self.encoder.embed(inputs))[:, : masking.keep]
             tokens = self.encoder.encode(self.encoder.with_prefix(embedded))
@@ -51,7 +51,7 @@ class Plain(MaskedAutoencoder):
         if self.head_on_hidden:
             x = x[:, masking.keep - start :]
         predicted = self.decoder_pred(self.decoder_norm(x))[:, -(self.patches - masking.keep) :]
-        return {"loss": self.target.loss(predicted, self.targets(inputs, masking))}
+        return {"loss": self.target.loss(predicted, self.targets(inputs, patches, masking))}
 
     def decode(self, tokens_BND: Tensor, masking: Any, start: int, stop: int | None = None) -> Tensor:
         if self.first_block and self.last_block:

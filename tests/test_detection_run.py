@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from detection_cases import IDS, SPEC, backbone, job, values, write_data
 from detectron2.utils.events import EventStorage
+from two_processes import in_two_processes
 
 from mae_bench.checkpoints.load import read_tensors
 from mae_bench.data import open_dataset
@@ -165,19 +163,7 @@ def test_eight_made_pictures_are_learnt_by_heart(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
-    script = Path(__file__).with_name("detection_two_processes.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parent.parent)}
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((tmp_path / f"seen_{rank}.json").read_text()) for rank in (0, 1))
+    first, second = in_two_processes("detection_two_processes.py", tmp_path)
     assert first == second
     assert first["effective"]["world_size"] == 2
     assert first["effective"]["accumulation"] == 2

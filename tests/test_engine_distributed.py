@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ import torch
 from classification_toys import classification_job, linear, make_pictures
 from engine_processes import LONG, losses
 from engine_toys import Noise, make_job, make_values, train, weight_sum
+from two_processes import in_two_processes
 
 from mae_bench.classification.run import run
 from mae_bench.engine import distributed, resume, sharding
@@ -22,26 +19,11 @@ from mae_bench.engine.job import Options
 from mae_bench.errors import UserError
 
 
-def _in_two_processes(program: str, folder: Path) -> list[Any]:
-    """What each process of a program in this folder has seen."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, str(Path(__file__).with_name(program)), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in (0, 1)]
-
-
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """What two processes have seen alike, and the folder with their runs."""
     folder = tmp_path_factory.mktemp("together")
-    first, second = _in_two_processes("engine_processes.py", folder)
+    first, second = in_two_processes("engine_processes.py", folder)
     assert first == second
     return folder, first
 
@@ -120,7 +102,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     alone = run(classification_job(tmp_path, "alone", linear(), dataset))
     for name in ("toy", "probe", "measured", "single"):
         (tmp_path / name).mkdir()
-    first, second = _in_two_processes("engine_two_processes.py", tmp_path)
+    first, second = in_two_processes("engine_two_processes.py", tmp_path)
     assert first == second
     assert (first["sum"], first["ranks"]) == ([3], [0, 1])
     assert (first["effective"]["world_size"], first["effective"]["accumulation"]) == (2, 2)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from segmentation_cases import backbone, job, values
+from two_processes import in_two_processes
 
 from mae_bench.checkpoints.load import read_tensors
 from mae_bench.data.ade20k import read_label
@@ -128,18 +125,7 @@ def test_smoke_values_fit_every_size(task: str, name: str) -> None:
 @pytest.mark.slow
 def test_two_processes_train_and_count_every_picture_once(trained: tuple[Job, Outcome], tmp_path: Path) -> None:
     this, outcome = trained
-    program = str(Path(__file__).with_name("segmentation_two_processes.py"))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, program, str(tmp_path), str(this.folder / MODEL_FILE)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((tmp_path / f"seen_{rank}.json").read_text()) for rank in (0, 1))
+    first, second = in_two_processes("segmentation_two_processes.py", tmp_path, str(this.folder / MODEL_FILE))
     assert first == second
     assert first["alone"] == [outcome.metrics, outcome.per_class, outcome.baseline]
     assert any("statistics over 2 images, batch 4" in note for note in first["notes"])

@@ -161,16 +161,21 @@ class MaskedAutoencoder(BaseModel):
         predicts none for visible ones, which are zeros.
         """
         masking = self.masking(data_samples)
-        patches = masking.shuffled(patchify(self.seen(inputs, extra), self.encoder.patch))
-        tokens, cost = self.code(self.encode(patches[:, : masking.keep], masking), extra)
+        patches, seen = self._patches(inputs, masking), self.seen(inputs, extra)
+        shown = patches if seen is inputs else self._patches(seen, masking)
+        tokens, cost = self.code(self.encode(shown[:, : masking.keep], masking), extra)
         start, stop = self.wanted if mode == "loss" else (masking.keep if self.cross else 0, None)
         # Norm and prediction act on each token alone: the places that no loss looks at are left out.
         predicted: Tensor = self.decoder_pred(self.decoder_norm(self.decode(tokens, masking, start, stop)))
         if mode == "loss":
-            return {"loss": self.target.loss(predicted, self.targets(inputs, masking)) + cost}
+            return {"loss": self.target.loss(predicted, self.targets(inputs, patches, masking)) + cost}
         if mode == "tensor":
             return masking.restored(F.pad(predicted, (0, 0, start, 0)))
         raise ValueError(f"{type(self).__name__} has modes 'loss' and 'tensor', not {mode!r}")
+
+    def _patches(self, images_BCHW: Tensor, masking: Masking) -> Tensor:
+        """(B,N,P) in shuffled order."""
+        return masking.shuffled(patchify(images_BCHW, self.encoder.patch))
 
     def seen(self, inputs: Tensor, extra: Tensor | None) -> Tensor:
         """The images as the encoder sees them."""
@@ -186,16 +191,18 @@ class MaskedAutoencoder(BaseModel):
         start = 0 if self.loss_on_all else self.keep
         return start, self.keep + self.predicted if self.cross else None
 
-    def targets(self, inputs: Tensor, masking: Masking) -> Tensor:
-        """What is to be predicted for the `wanted` places of the shuffle, (B,M,outputs) or tokens (B,M,1)."""
+    def targets(self, inputs: Tensor, patches_BNP: Tensor, masking: Masking) -> Tensor:
+        """What is to be predicted for the `wanted` places of the shuffle, (B,M,outputs) or tokens (B,M,1), from the
+        images and from their patches in shuffled order."""
         start, stop = self.wanted
         if isinstance(self.target, Tokens):
             statistics: Any = self.data_preprocessor
             images = ((inputs * statistics.std + statistics.mean) / 255).clamp(0, 1)
             return masking.shuffled(self.target.of_images(images, self.encoder.grid))[:, start:stop]
-        return self.target.of(masking.shuffled(patchify(inputs, self.encoder.patch))[:, start:stop])
+        return self.target.of(patches_BNP[:, start:stop])
 
     def blank_loss(self, inputs: Tensor, data_samples: Tensor, extra: Tensor | None = None) -> Tensor:
         """The loss of predicting zeros: the mean colour (of each patch under ``norm_pix``), or every token alike."""
-        target = self.targets(inputs, self.masking(data_samples))
+        masking = self.masking(data_samples)
+        target = self.targets(inputs, self._patches(inputs, masking), masking)
         return self.target.loss(target.new_zeros(*target.shape[:2], self.target.width, dtype=torch.float32), target)

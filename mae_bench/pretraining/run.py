@@ -15,6 +15,7 @@ from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_
 from mae_bench.engine.plan import make_plan
 from mae_bench.engine.runner import Fit, fit
 from mae_bench.errors import UserError
+from mae_bench.pretraining.cost import grid_of
 from mae_bench.pretraining.evaluate import Evaluation
 from mae_bench.pretraining.images import Pictures, TrainingSamples, ValidationSamples, collate
 from mae_bench.pretraining.mae import MaskedAutoencoder, patchify
@@ -93,13 +94,7 @@ def run(job: Job) -> Outcome:
 
 def _grid(values: PretrainingValues, architecture: Architecture) -> Grid:
     """Rows and columns of patches of the training images."""
-    height, width = values.height or architecture.image_size, values.width or architecture.image_size
-    if height % architecture.patch or width % architecture.patch:
-        raise UserError(
-            f"images of {height} x {width} pixels are not whole patches of {architecture.patch}; "
-            f"set height and width to multiples of {architecture.patch}"
-        )
-    grid = height // architecture.patch, width // architecture.patch
+    grid = grid_of(architecture, values.height, values.width)
     if grid != (architecture.grid, architecture.grid) and architecture.positions != "sincos":
         raise UserError(
             f"height and width other than the backbone's image_size {architecture.image_size} need positions that are "
