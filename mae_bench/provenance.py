@@ -39,15 +39,16 @@ def code_hash(module: str) -> str:
     """sha256 over the sources of ``module``'s room and of everything of ours that it imports, directly or not.
 
     A result whose code hash differs from the tree's was made by other code. Imports are read from the syntax tree,
-    so that lazy imports inside functions count too.
+    so that lazy imports inside functions count too. The package's own ``__init__`` is left out: it offers everything,
+    and through it the layout of a table would count as code of a training run.
     """
     root = places.PACKAGE
     room = root.joinpath(*module.split(".")[1:])
     pending: list[Path | None] = [*sorted(room.glob("*.py"))] if room.is_dir() else [_source(module)]
-    seen: set[Path] = set()
+    facade, seen = root / "__init__.py", set[Path]()
     while pending:
         path = pending.pop()
-        if path is None or path in seen:
+        if path is None or path == facade or path in seen:
             continue
         seen.add(path)
         pending.extend(_imports(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mae_bench
-from mae_bench import provenance, runs, weights
+from mae_bench import places, provenance, runs, weights
 from mae_bench.engine.job import Options
 from mae_bench.recipes import load_backbone, resolve_task
 
@@ -85,6 +86,19 @@ def test_code_hash_covers_the_room_and_what_it_imports() -> None:
     assert classification != provenance.code_hash("mae_bench.segmentation")
     files = {path.name for path in provenance._imports(Path(runs.__file__)) if path}
     assert "weights.py" in files and "record.py" in files
+
+
+def test_code_hash_leaves_the_layout_of_tables_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rooms import the package, whose ``__init__`` offers everything: tables were part of every run's code."""
+    package = tmp_path / "mae_bench"
+    shutil.copytree(places.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(places, "PACKAGE", package)
+    code_hash = provenance.code_hash.__wrapped__
+    before = code_hash("mae_bench.detection")
+    for changed, same in (("reporting/tables.py", True), ("cli.py", True), ("encoders/vit.py", False)):
+        with (package / changed).open("a", encoding="utf-8") as file:
+            file.write("# another line\n")
+        assert (code_hash("mae_bench.detection") == before) is same, changed
 
 
 def test_pretrain_smoke_leaves_an_encoder_that_run_takes(tmp_path: Path) -> None:
