@@ -22,7 +22,7 @@ from mae_bench.engine.plan import make_plan
 from mae_bench.engine.precision import autocast
 from mae_bench.pretraining.cost import PLAIN, Cost, encoder, grid_of, memory, pretraining, total, training_macs
 from mae_bench.pretraining.images import Noise, collate
-from mae_bench.pretraining.objectives import build_model, refuse_idle
+from mae_bench.pretraining.objectives import build_model, refuse_idle, refuse_variants, training_grid
 from mae_bench.recipes import ResolvedTask
 from mae_bench.schema import Backbone, PretrainingValues
 
@@ -217,8 +217,10 @@ def count(recipe: Backbone, task: ResolvedTask) -> Counted:
 
 
 def _pretraining(recipe: Backbone, values: PretrainingValues) -> Counted:
+    refuse_variants(recipe)
     refuse_idle(values)
     architecture = recipe.architecture
+    grid = training_grid(values, architecture)
     parts, plain = pretraining(architecture, values), pretraining(architecture, values, PLAIN)
     speed_up = None
     if values.objective == "masked":
@@ -230,7 +232,7 @@ def _pretraining(recipe: Backbone, values: PretrainingValues) -> Counted:
         )
         speed_up = ours, fair
     return Counted(
-        grid_of(architecture, values.height, values.width),
+        grid,
         architecture.patch,
         parts,
         training_macs(parts),

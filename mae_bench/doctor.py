@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import glob
 from importlib import metadata, util
 from pathlib import Path
 
@@ -155,15 +156,24 @@ def _data(tasks: list[Task]) -> Iterator[Finding]:
     for task in tasks:
         if task.data.made:
             yield Finding(True, f"data of {task.name}", f"made by code into {places.cache()}", needed=False)
+        elif task.data.format == "hf":
+            found = util.find_spec("datasets") is not None
+            detail = f"{task.data.repository}, which the datasets package brings"
+            yield Finding(found, f"data of {task.name}", detail, "pip install datasets", needed=False)
         elif task.data.folder:
             root = places.data_root() / task.data.folder
-            found = (root / task.data.train).is_dir() and (root / task.data.val).is_dir()
+            found = all(_present(root, split) for split in (task.data.train, task.data.val))
             mend = f"put it at {root}, set $MAE_BENCH_DATA, or give --data; without data: --smoke"
             yield Finding(found, f"data of {task.name}", str(root), mend, needed=False)
         else:
             yield Finding(
                 True, f"data of {task.name}", f"any {task.data.format} folder, given with --data", needed=False
             )
+
+
+def _present(root: Path, split: str) -> bool:
+    """Whether a split's folder is there, or a file that its pattern names."""
+    return (root / split).is_dir() or bool(glob(split, root_dir=root))  # Path.glob raises at some  # noqa: PTH207
 
 
 def _weights() -> Iterator[Finding]:

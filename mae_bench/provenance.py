@@ -23,6 +23,7 @@ DISTRIBUTIONS = (
     "timm",
     "numpy",
     "pillow",
+    "datasets",
     "onedl-mmengine",
     "onedl-mmcv",
     "onedl-mmsegmentation",

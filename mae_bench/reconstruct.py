@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from pydantic import ValidationError
@@ -18,8 +19,10 @@ from mae_bench.checkpoints.files import read_tensors
 from mae_bench.checkpoints.layouts import LAYOUTS, Found, detect
 from mae_bench.checkpoints.load import build_encoder, load_model
 from mae_bench.checkpoints.namings import DECODER, HF, PRETRAINING_TOKEN
+from mae_bench.data.drawing import printable
 from mae_bench.data.images import MAX_PIXELS, read_rgb
 from mae_bench.encoders.vit import Encoder
+from mae_bench.engine import distributed
 from mae_bench.engine.job import Options
 from mae_bench.engine.seeds import Stream, generator
 from mae_bench.errors import UserError
@@ -27,7 +30,7 @@ from mae_bench.pretraining.cost import grid_of, pretraining, total
 from mae_bench.pretraining.images import Noise, cover
 from mae_bench.pretraining.mae import MaskedAutoencoder
 from mae_bench.pretraining.objectives import build_model
-from mae_bench.pretraining.pictures import LEAK, Reconstruction, printable, reconstruct
+from mae_bench.pretraining.pictures import LEAK, Reconstruction, reconstruct
 from mae_bench.schema import Backbone, PretrainingValues
 
 TASK = "imagenet_pretrain"  # whose values published decoders have, beside what shapes tell
@@ -55,6 +58,7 @@ def run(
     mask_ratio: float | None = None,
     seed: int = 0,
     out: Path = Path("reconstructions.png"),
+    device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> str:
     """Write the grid of originals, masked, predicted and pasted pictures to ``out``; returns a report.
 
@@ -72,8 +76,11 @@ def run(
         raise UserError(f"--out {out}: the grid is a PNG; name it .png")
     if out.resolve() in [path.resolve() for path in images]:
         raise UserError(f"--out {out} is one of the pictures; choose another name")
+    options = Options(weights=weights, device=device)
+    where = distributed.device(options)
     recipe = recipes.load_backbone(backbone)
-    loaded = load_mae(recipe, _file(recipe, weights), mask_ratio)
+    loaded = load_mae(recipe, _file(recipe, options), mask_ratio)
+    loaded.model.to(where)
     model, patch = loaded.model, loaded.model.encoder.patch
     rows, columns = model.encoder.grid
     noise = Noise(model.encoder.grid, patch, loaded.values)
@@ -96,11 +103,11 @@ def _report(name: str, lines: list[tuple[str, str]], shown: Reconstruction, imag
     return "\n".join(text + [f"  {LEAK}"] * shown.norm_pix + [f"  grid: {out}"])
 
 
-def _file(recipe: Backbone, weights: Path | None) -> Path:
+def _file(recipe: Backbone, options: Options) -> Path:
     """The weight file, made now where the recipe says so."""
     if recipe.refused or recipe.init != "mae":
         raise UserError(f"'{recipe.name}' is no Masked Autoencoder; name a backbone that is one, e.g. vit_b_mae_pixel")
-    source = runs.find_weights(recipe, Options(weights=weights))
+    source = runs.find_weights(recipe, options)
     assert source.file is not None
     return source.file.with_name(MODEL_FILE) if source.kind == "made" else source.file
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mae_bench import doctor, provenance, weights
+from mae_bench import doctor, provenance, samples, weights
 from mae_bench.engine.job import Job, Options, Outcome, Pipeline
 from mae_bench.errors import UserError
 from mae_bench.recipes import ResolvedTask, digest, load_backbone, resolve_task
@@ -22,6 +22,7 @@ from mae_bench.reporting.record import (
     DataUsed,
     Git,
     Hardware,
+    PerImage,
     Record,
     Times,
     WeightsUsed,
@@ -141,8 +142,8 @@ def _check_options(task: ResolvedTask, options: Options, seeds: Sequence[int]) -
         for name, given in (("--fsdp", options.fsdp), ("--log", options.log), ("on_nonfinite=rewind", rewinds)):
             if given:
                 raise UserError(f"{name}: detection trains on detectron2's own trainer, which has none; leave it out")
-    if options.eval_only and (options.fsdp or options.log):
-        raise UserError("--eval-only trains nothing: leave out --fsdp and --log")
+    if options.eval_only and (options.fsdp or options.log or options.compile):
+        raise UserError("--eval-only trains nothing: leave out --fsdp, --log and --compile")
     if options.eval_only and task.task.engine == "pretraining":
         raise UserError(f"--eval-only: task '{task.task.name}' pre-trains; there is nothing to evaluate alone")
 
@@ -256,13 +257,18 @@ def _make_weights(backbone: Backbone, options: Options) -> Path:
                 f"making the weights of '{backbone.name}' with task '{task.task.name}' (kept in {folder})", flush=True
             )
             folder.mkdir(parents=True, exist_ok=True)
-            how = Options(
-                resume=True, out=folder, device=options.device, workers=options.workers, micro_batch=options.micro_batch
+            how = replace(
+                options, resume=True, out=folder, data=None, weights=None, eval_only=False, smoke=False, fsdp=False
             )
             _train(Job(task, fresh, 0, how, folder, dataset, None), weights.Source("none", None))
         if not file.is_file():
             raise UserError(f"{folder} holds a record but no {ENCODER_FILE}; delete the folder to make it again")
     return file
+
+
+def code_hash(engine: str) -> str:
+    """`provenance.code_hash` of an engine's room: what a record of it would hold today."""
+    return provenance.code_hash(PIPELINES[engine].rpartition(".")[0])
 
 
 def _train(job: Job, source: weights.Source) -> Run:
@@ -272,7 +278,7 @@ def _train(job: Job, source: weights.Source) -> Run:
     started, clock = datetime.now(UTC), time.monotonic()
     module = PIPELINES[job.task.task.engine]
     # Read before the run, and once a process: sources may be edited while it goes on.
-    provenance.code_hash(module.rpartition(".")[0])
+    code_hash(job.task.task.engine)
     provenance.git_state()
     run_pipeline: Pipeline = import_module(module).run
     outcome = run_pipeline(job)
@@ -280,7 +286,9 @@ def _train(job: Job, source: weights.Source) -> Run:
     if distributed.main_process():
         write_record(record, job.folder)
         shutil.rmtree(resume.folder(job), ignore_errors=True)  # nothing is left to resume
+        samples.write(outcome, job.folder)
     distributed.barrier()
+    del outcome  # it may hold the model
     gc.collect()  # runner, hooks and loaders refer to each other: their memory and processes go before the next seed
     return Run(record, job.folder)
 
@@ -344,15 +352,16 @@ def _record(job: Job, outcome: Outcome, source: weights.Source, started: datetim
             "best": outcome.best,
             "baseline": outcome.baseline,
             "per_class": outcome.per_class,
+            "images": PerImage.of(*outcome.images) if outcome.images else None,
             "history": outcome.history,
             "recipe": recipe | {"origins": {name: asdict(origin) for name, origin in task.origins.items()}},
             "recipe_hash": digest(recipe),
             "ours": list(task.ours),
             "overridden": list(task.overridden),
-            "code_hash": provenance.code_hash(PIPELINES[task.task.engine].rpartition(".")[0]),
+            "code_hash": code_hash(task.task.engine),
             "weights": WeightsUsed(kind=source.kind, sha256=source.sha256, maker=_maker(source), load=outcome.load),
             "data": DataUsed(
-                name=task.task.data.made or task.task.data.folder or job.dataset.root.name,
+                name=job.dataset.name,
                 fingerprint=job.dataset.fingerprint,
                 counts=job.dataset.counts,
                 synthetic=job.dataset.synthetic,

@@ -12,8 +12,11 @@ from engine_toys import make_job, make_values, same_state, train
 
 from mae_bench.classification.run import run
 from mae_bench.data import open_dataset
+from mae_bench.data.decode import Oddities
+from mae_bench.data.images import Odd
 from mae_bench.engine import distributed
 from mae_bench.engine.job import Options
+from mae_bench.engine.oddities import note_oddities
 
 
 def main(folder: Path) -> None:
@@ -31,12 +34,18 @@ def main(folder: Path) -> None:
     probe = run(make_job(folder / "probe", linear(), dataset))
     weights = folder / "alone/model.safetensors"
     measured = run(make_job(folder / "measured", linear(), dataset, eval_only=True, weights=weights))
+    odd = make_job(folder / "toy", values)
+    oddities = Oddities(4)
+    for picture in (distributed.rank(), 2):  # one of its own, and one that both have read
+        oddities.note(picture, Odd.GREY)
+    note_oddities(odd, training=oddities)
     seen = {
+        "odd": odd.notes,
         "parameters": [parameter.tolist() for parameter in model.parameters()],
         "history": fitted.history,
         "effective": fitted.effective,
         "probe": [probe.metrics, probe.per_class],
-        "measured": [measured.metrics, measured.per_class],
+        "measured": [measured.metrics, measured.per_class, measured.images],
         "sum": distributed.sum_over_processes(torch.tensor([distributed.rank() + 1])).tolist(),
         "ranks": distributed.gather_objects(distributed.rank()),
     }

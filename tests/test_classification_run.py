@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from classification_toys import classification_job, finetune, linear, make_pictures
+from classification_toys import SPEC, classification_job, finetune, linear, make_pictures
 from engine_toys import make_backbone
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from mae_bench.checkpoints.load import build_encoder
-from mae_bench.classification.evaluate import Counts
+from mae_bench.classification.data import Pictures, collate, evaluation_transform
+from mae_bench.classification.evaluate import Counts, Evaluation, names_digest
 from mae_bench.classification.run import run, smoke
+from mae_bench.data import open_dataset
 from mae_bench.engine.job import Outcome
 from mae_bench.errors import UserError
 from mae_bench.schema import ClassificationValues, MadeWeights
@@ -43,7 +46,55 @@ def test_training_evaluating_and_evaluating_only(tmp_path: Path, make: Callable[
     assert again.metrics["top1"] == outcome.metrics["top1"]
     assert again.metrics["val_loss"] == pytest.approx(outcome.metrics["val_loss"], rel=1e-6)
     assert again.per_class == outcome.per_class
+    assert again.images == outcome.images
     assert again.weights is None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_picture_is_told_in_the_data_sets_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Against the same model on one picture after the other."""
+    dataset, values = make_pictures(tmp_path / "data", val=23), linear(epochs=2)
+    evaluated: list[Any] = []
+    evaluate = Evaluation.__call__
+
+    def remembered(self: Evaluation, model: Any) -> dict[str, float]:
+        evaluated.append(model)
+        return evaluate(self, model)
+
+    monkeypatch.setattr(Evaluation, "__call__", remembered)
+    outcome = run(classification_job(tmp_path, "run", values, dataset, workers=workers, micro_batch=4))
+    model, source = evaluated[-1].eval(), dataset.labelled("val")
+    pictures = Pictures(source, evaluation_transform(values))
+    right = []
+    for index, label in enumerate(source.labels):
+        with torch.no_grad():
+            logits_1K = model(model.data_preprocessor(collate([pictures[index]]))["inputs"])
+        right.append(bool(logits_1K.argmax() == label))
+    assert outcome.images is not None
+    assert outcome.images[1] == right
+    assert 0 < sum(right) < len(right)  # else any order would do
+    assert outcome.metrics["top1"] == 100 * sum(right) / len(right)
+
+
+def test_pictures_have_one_digest_wherever_they_lie(tmp_path: Path) -> None:
+    """The data root and what was trained do not matter; another picture or another name does."""
+    digests = []
+    for name, val in (("here", 11), ("there", 11), ("more", 12)):
+        job = classification_job(tmp_path, name, linear(), make_pictures(tmp_path / "data" / name, val=val))
+        digests.append(Evaluation(job, linear()).images()[0])
+    assert digests[0] == digests[1] != digests[2]
+    picture = tmp_path / "data/there/val/class_0/000.png"
+    picture.rename(picture.with_name("other.png"))
+    job = classification_job(tmp_path, "renamed", linear(), open_dataset(SPEC, tmp_path / "data/there"))
+    assert Evaluation(job, linear()).images()[0] != digests[0]
+
+
+def test_digests_of_names() -> None:
+    names = ["/data/val/a/1.png", "/data/val/b/\udcff.png"]
+    expected = hashlib.sha256(b"val/a/1.png\0val/b/\xed\xb3\xbf.png").hexdigest()
+    assert names_digest(names, Path("/data")) == expected != names_digest(names[::-1], Path("/data"))
 
 
 def test_a_probe_learns_and_leaves_the_encoder_alone(tmp_path: Path) -> None:
@@ -139,7 +190,7 @@ def test_another_models_file_is_refused(tmp_path: Path) -> None:
 def test_counts_by_hand() -> None:
     counts = Counts.zeros(7)
     logits = torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]] * 4)
-    counts.add(logits, torch.tensor([0, 0, 4, 6]))
+    assert counts.add(logits, torch.tensor([0, 0, 4, 6])).tolist() == [True, True, False, False]
     counts.add(logits[:1], torch.tensor([5]))
     metrics = counts.metrics()
     assert (metrics["top1"], metrics["top5"]) == (40.0, 60.0)

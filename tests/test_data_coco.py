@@ -62,7 +62,9 @@ def test_category_ids_are_mapped_in_ascending_order(tmp_path: Path) -> None:
     assert (split.objects, split.crowds, split.empty, split.short_polygons) == (1, 1, 1, 1)
     assert split.images == tmp_path / "train2017"
     assert split.annotations == tmp_path / "annotations/instances_train2017.json"
-    assert dataset.images("val") == [tmp_path / "val2017/a.jpg", tmp_path / "val2017/sub/b.jpg"]
+    val = dataset.source("val")
+    names = [str(tmp_path / "val2017" / name) for name in ("a.jpg", "sub/b.jpg")]
+    assert [val.name(index) for index in range(len(val))] == names
 
 
 def test_an_annotation_changes_the_fingerprint(tmp_path: Path) -> None:

@@ -46,8 +46,10 @@ def test_classes_are_numbered_in_sorted_order(root: Path) -> None:
     assert dataset.classes == ("ape", "wolf")
     assert dataset.counts == {"train": 3, "val": 2}
     expected = [("ape/z.png", 0), ("wolf/a.jpg", 1), ("wolf/b.JPEG", 1)]
-    assert dataset.labelled("train") == [(root / "train" / name, label) for name, label in expected]
-    assert dataset.images("val") == [root / "val/ape/1.jpg", root / "val/wolf/1.jpg"]
+    train, val = dataset.labelled("train"), dataset.source("val")
+    found = [(train.name(index), train.labels[index]) for index in range(len(train))]
+    assert found == [(str(root / "train" / name), label) for name, label in expected]
+    assert [val.name(index) for index in range(len(val))] == [str(root / "val/ape/1.jpg"), str(root / "val/wolf/1.jpg")]
 
 
 def test_the_default_root_is_below_the_data_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,8 @@ def test_coco_photographs(tmp_path: Path) -> None:
     assert (train.ids[1], train.ids[90]) == (0, 79)
     assert train.crowds + val.crowds == 14
     assert train.empty + val.empty > 0
-    assert all(read_rgb(path).mode == "RGB" for path in dataset.images("val")[:5])
+    val = dataset.source("val")
+    assert all(read_rgb(Path(val.name(index))).mode == "RGB" for index in range(5))
 
 
 def test_camvid_streets(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
-"""Sources of pictures: files, tar shards read in place, and Hugging Face data sets through timm."""
+"""Sources of pictures: files, and tar shards read in place."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import pickle
-import sys
 import tarfile
-import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from torch.utils.data import DataLoader
 from mae_bench import places
 from mae_bench.data import tars
 from mae_bench.data.decode import inspect, read_picture
-from mae_bench.data.sources import Files, HuggingFace, Source
+from mae_bench.data.sources import NO_LABEL, Files, Source
 from mae_bench.data.tars import Tars, find_shards
 from mae_bench.errors import UserError
 
@@ -75,8 +73,8 @@ def test_files(tmp_path: Path) -> None:
     assert len(source) == 2
     assert [source.read(index) for index in range(2)] == [jpeg(0), jpeg(1)]
     assert [source.name(index) for index in range(2)] == [str(path) for path in paths]
-    assert [source.label(index) for index in range(2)] == [3, 1]
-    assert Files(paths).label(0) is None
+    assert source.labels.tolist() == [3, 1]
+    assert Files(paths).labels.tolist() == [NO_LABEL] * 2
     with pytest.raises(IndexError):
         source.read(2)
     paths[0].unlink()
@@ -89,13 +87,8 @@ def test_tars_read_what_was_packed(shards: list[Path]) -> None:
     assert len(source) == 9
     for index in (8, 0, 4, 3, 7, 1, 2, 6, 5):  # any order
         assert source.read(index) == jpeg(index)
-        assert source.label(index) == (index + 5 if index % 3 else None)
+        assert source.labels[index] == (index + 5 if index % 3 else NO_LABEL)
         assert source.name(index) == f"{shards[index > 3]}/./photos.v1/{index:06d}.JPEG"
-    assert [name for name, _ in Tars(shards).files()][3:5] == [
-        "a.tar/./photos.v1/000003.JPEG",
-        "b.tar/./photos.v1/000004.JPEG",
-    ]
-    assert [size for _, size in Tars(shards).files()] == [len(jpeg(index)) for index in range(9)]
     for index in (9, -10):
         with pytest.raises(IndexError):
             source.read(index)
@@ -129,7 +122,7 @@ def test_an_index_is_made_once(shards: list[Path], monkeypatch: pytest.MonkeyPat
         patch.setattr(tars, "make_index", None)  # a call would be an error
         again = Tars(shards)
     assert [again.name(index) for index in range(9)] == names
-    assert [again.label(index) for index in range(9)] == [None, 6, 7, None, 9, 10, None, 12, 13]
+    assert again.labels.tolist() == [NO_LABEL, 6, 7, NO_LABEL, 9, 10, NO_LABEL, 12, 13]
 
 
 def test_an_index_follows_its_shard(shards: list[Path]) -> None:
@@ -171,7 +164,7 @@ def test_a_damaged_index_is_made_again(shards: list[Path], damage: str) -> None:
             )
     source = Tars(shards)
     assert [source.read(index) for index in range(9)] == [jpeg(index) for index in range(9)]
-    assert source.label(1) == 6
+    assert source.labels[1] == 6
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(shards: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,57 +272,3 @@ def test_shards_that_are_not_there(shards: list[Path], pattern: str) -> None:
         find_shards(shards[0].parent.parent, pattern)
     with pytest.raises(UserError, match="no tar shards"):
         Tars([])
-
-
-def test_hugging_face_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mae_bench.data.sources.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"'owner/photos' needs the datasets package: pip install datasets"):
-        HuggingFace("owner/photos", "train")
-
-
-class Rows:
-    """As much of `datasets.Dataset` as timm's reader asks for."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "1.jpg").write_bytes(jpeg(1))
-        self.rows = [
-            {"image": {"bytes": jpeg(0), "path": None}, "label": 4},
-            {"image": {"bytes": None, "path": str(folder / "1.jpg")}, "label": 2},
-        ]
-        self.info = types.SimpleNamespace(features={"image": None, "label": None}, splits={})
-
-    def cast_column(self, name: str, kind: Any) -> Rows:
-        assert (name, kind) == ("image", "encoded")
-        return self
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-def test_hugging_face_through_timms_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(name: str, split: str, cache_dir: str | None) -> Rows:
-        assert (name, cache_dir) == ("owner/photos", str(tmp_path))
-        if split != "train":
-            raise ValueError(f'Unknown split "{split}".\nShould be one of ["train"].')
-        return Rows(tmp_path)
-
-    package = types.ModuleType("datasets")
-    package.load_dataset, package.Image = load, lambda decode: "decoded" if decode else "encoded"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", package)
-    monkeypatch.setattr("mae_bench.data.sources.find_spec", lambda name: package)
-    monkeypatch.delitem(sys.modules, "timm.data.readers.reader_hfds", raising=False)
-    source: Source = HuggingFace("owner/photos", "train", cache=tmp_path)
-    assert [source.read(index) for index in range(len(source))] == [jpeg(0), jpeg(1)]
-    assert [source.label(index) for index in range(2)] == [4, 2]
-    assert source.name(1) == "owner/photos[train][1]"
-    assert HuggingFace("owner/photos", "train", cache=tmp_path, label="").label(0) is None
-    with pytest.raises(IndexError):
-        source.read(2)
-    with pytest.raises(UserError, match=r'cannot open .* owner/photos\[test\]: Unknown split "test"\.$'):
-        HuggingFace("owner/photos", "test", cache=tmp_path)
-    with pytest.raises(UserError, match="'class'"):
-        HuggingFace("owner/photos", "train", cache=tmp_path, label="class")
-    monkeypatch.delitem(sys.modules, "timm.data.readers.reader_hfds")

@@ -99,21 +99,26 @@ def test_sharding_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     dataset = make_pictures(tmp_path / "data")  # 11 pictures to evaluate: the shards are uneven
-    alone = run(classification_job(tmp_path, "alone", linear(), dataset))
+    short = linear(epochs=1, warmup_epochs=0, eval_every_epochs=0.0)  # some pictures are still taken for others
+    alone = run(classification_job(tmp_path, "alone", short, dataset))
     for name in ("toy", "probe", "measured", "single"):
         (tmp_path / name).mkdir()
     first, second = in_two_processes("engine_two_processes.py", tmp_path)
     assert first == second
     assert (first["sum"], first["ranks"]) == ([3], [0, 1])
+    assert first["odd"] == ["odd training pictures: 3 grey (repeated in three channels)"]
     assert (first["effective"]["world_size"], first["effective"]["accumulation"]) == (2, 2)
     assert (tmp_path / "probe/model.safetensors").is_file()
     # The same trained model: identical counts, and so identical percentages.
-    metrics, per_class = first["measured"]
+    metrics, per_class, images = first["measured"]
     assert (metrics["top1"], metrics["top5"], per_class) == (
         alone.metrics["top1"],
         alone.metrics["top5"],
         alone.per_class,
     )
+    assert alone.images is not None
+    assert images == list(alone.images)  # every picture once and in the data set's order, none padded
+    assert 0 < sum(images[1]) < len(images[1]) == 11
     assert metrics["val_loss"] == pytest.approx(alone.metrics["val_loss"], rel=1e-6)
     # The same training, where nothing depends on how a batch is split.
     model, fitted = train(make_job(tmp_path / "single", make_values(eval_every_epochs=1, ema=0.5)), noisy=False)

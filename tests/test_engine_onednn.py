@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timm.layers import Mlp
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -72,6 +76,33 @@ def test_accelerated_models_keep_their_parameters_and_their_subclasses() -> None
         Other,
         onednn.Linear,
     ]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_mlp_keeps_one_activation_and_gives_the_same(frozen: bool) -> None:
+    plain = Mlp(6, 20)
+    plain.fc2.requires_grad_(not frozen)
+    ours = copy.deepcopy(plain)
+    onednn.accelerate(ours)
+    assert type(ours) is onednn.GeluMlp
+    x = torch.randn(3, 7, 6, requires_grad=True)
+    results = []
+    for mlp in (ours, plain):
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.numel()) or t, lambda t: t):
+            out = mlp(x)
+        wanted = [x, *(parameter for parameter in mlp.parameters() if parameter.requires_grad)]
+        results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), wanted)])
+        assert kept.count(3 * 7 * 20) == (1 if mlp is ours or frozen else 2)
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("changed", [{"act_layer": nn.SiLU}, {"drop": 0.1}, {"norm_layer": nn.LayerNorm}])
+def test_other_mlps_stay_as_they_are(changed: dict[str, Any]) -> None:
+    mlp = Mlp(6, 20, **changed)
+    onednn.accelerate(mlp)
+    assert type(mlp) is Mlp
 
 
 def test_the_flop_counter_counts_it() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
+from mae_bench.data.sources import Files
 from mae_bench.engine.samplers import SeededDataset
 from mae_bench.engine.seeds import Stream, generator
 from mae_bench.errors import UserError
@@ -41,7 +42,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Pictures:
         coarse = Image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8))
         paths.append(folder / f"{number}.png")
         coarse.resize((width, height), Image.Resampling.BICUBIC).save(paths[-1])
-    return Pictures(paths)
+    return Pictures(Files(paths))
 
 
 def training(pictures: Pictures, *settings: str, grid: tuple[int, int] = GRID) -> TrainingSamples:
@@ -159,7 +160,7 @@ def test_repeats_are_crops_and_masks_of_their_own_of_one_decoded_picture(
     still = training(pictures, "repeats=3", "crop=centre", "flip=false")
     once = training(pictures, "crop=centre", "flip=false")
     assert all(torch.equal(still[index][0], once[index // 3][0]) for index in range(9))
-    assert [still.path(index) for index in (0, 2, 3, 8)] == [pictures.path(number) for number in (0, 0, 1, 2)]
+    assert [still.name(index) for index in (0, 2, 3, 8)] == [pictures.name(number) for number in (0, 0, 1, 2)]
 
 
 @pytest.mark.parametrize(("sampling", "ratio"), [("block", 0.75), ("block", 0.5), ("grid", 0.75)])
@@ -176,7 +177,7 @@ def test_samples_have_the_masks_of_their_sampling(pictures: Pictures, sampling: 
 
 def test_a_grid_that_does_not_fit_is_refused_before_anything_is_read() -> None:
     with pytest.raises(UserError, match=r"set mask_ratio to 0\.75 \(keeps 16\)"):
-        training(Pictures([Path("nowhere.png")]), "sampling=grid", "mask_ratio=0.6")
+        training(Pictures(Files([Path("nowhere.png")])), "sampling=grid", "mask_ratio=0.6")
 
 
 def test_extra_is_what_the_objective_draws(pictures: Pictures) -> None:
@@ -199,3 +200,39 @@ def test_extra_is_what_the_objective_draws(pictures: Pictures) -> None:
     assert batch["extra"].shape == (2, 64, 6)
     assert torch.equal(batch["inputs"], torch.stack([validation[0][0], validation[1][0]]))
     assert list(collate([plain, plain])) == ["inputs", "data_samples"]
+
+
+def large_jpegs(folder: Path) -> Pictures:
+    """The smooth noise of ``pictures`` at 240 x 176, 176 x 240 and 60 x 60, the last one too small to be divided."""
+    random = np.random.default_rng(1)
+    paths = []
+    for number, size in enumerate([(240, 176), (176, 240), (60, 60)]):
+        coarse = Image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8))
+        paths.append(folder / f"{number}.jpg")
+        coarse.resize(size, Image.Resampling.BICUBIC).save(paths[-1], quality=95)
+    return Pictures(Files(paths))
+
+
+def test_scaled_decoding_takes_the_same_crops_of_other_pixels(tmp_path: Path) -> None:
+    settings = ("crop_scale=[0.3, 1.0]",)
+    pictures = large_jpegs(tmp_path)
+    exact, scaled = training(pictures, *settings), training(pictures, *settings, "scaled_decode=true")
+    pictures[0]  # that it is kept decoded is of no account
+    for index in range(3):
+        (ours, noise), (other, same) = drawn(exact, index), drawn(scaled, index)
+        assert torch.equal(noise, same)
+        apart = (ours.int() - other.int()).abs().float().mean()
+        assert apart == 0 if index == 2 else 0 < apart < 6
+        assert torch.equal(drawn(scaled, index)[0], other)
+    several = training(pictures, *settings, "scaled_decode=true", "repeats=2")
+    assert torch.equal(drawn(several, 1)[0], drawn(scaled, 0)[0])
+
+
+def test_scaled_decoding_is_another_protocol_and_needs_its_crop(pictures: Pictures) -> None:
+    backbone = load_backbone("vit_b_mae")
+    published = resolve_task("imagenet_pretrain", backbone)
+    assert "scaled_decode" not in published.values.model_dump()
+    other = resolve_task("imagenet_pretrain", backbone, ["scaled_decode=true"])
+    assert other.protocol.startswith(f"{published.protocol}+set:")
+    with pytest.raises(UserError, match="crop 'centre' does not read scaled_decode"):
+        training(pictures, "crop=centre", "scaled_decode=true")

@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from mae_bench.encoders.vit import Encoder
 from mae_bench.pretraining.mae import MaskedAutoencoder, patchify
 from mae_bench.pretraining.objectives import build_model
-from mae_bench.pretraining.pictures import COLUMNS, Reconstruction, printable, reconstruct
+from mae_bench.pretraining.pictures import COLUMNS, Reconstruction, reconstruct
 from mae_bench.schema import Architecture, Input, PretrainingValues
 
 ARCHITECTURE = Architecture(patch=8, width=16, depth=1, heads=2, image_size=32)
@@ -140,12 +138,3 @@ def test_names_stand_above_the_rows(tmp_path: Path, batch: tuple[torch.Tensor, t
         assert (lines[1][:, -6:] == 255).all()  # the long one ends before the edge
         tile = np.array(named.crop((6, 34, 6 + 128, 34 + 128)).resize((32, 32), Image.Resampling.NEAREST))
     assert torch.equal(torch.from_numpy(tile).permute(2, 0, 1), batch[0][0])
-
-
-@given(st.text(max_size=300), st.integers(5, 60))
-def test_printable_names(name: str, most: int) -> None:
-    shown = printable(name, most)
-    assert shown.isascii() and (shown.isprintable() or not shown)
-    assert len(shown) <= most
-    if name.isascii() and name.isprintable() and len(name) <= most and not {"'", "\\"} & set(name):
-        assert shown == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -10,24 +11,54 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 from reporting_records import record, values
 
 from mae_bench.errors import UserError
-from mae_bench.reporting.record import MAX_RECORD_BYTES, Record, one_line, read_record, record_from, write_record
+from mae_bench.reporting.record import (
+    MAX_RECORD_BYTES,
+    DataUsed,
+    Git,
+    Hardware,
+    PerImage,
+    Record,
+    Times,
+    WeightsUsed,
+    one_line,
+    read_record,
+    record_from,
+    write_record,
+)
+from mae_bench.schema import Strict
+
+NAMES = "a" * 64
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "records.md"
+
+
+def seen(right: int, count: int, **changes: Any) -> dict[str, Any]:
+    """What a record says of ``count`` validation pictures of which the first ``right`` were right."""
+    data = values()["data"] | {"counts": {"train": 8, "val": count}}
+    images = PerImage.of(NAMES, [index < right for index in range(count)])
+    return {"images": images, "data": data, "value": 100 * right / count} | changes
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    written = record(history=[{"step": 1, "loss": 2.5}], per_class={"cat|*": {"AP": 1.0}}, notes=["bf16 → fp32"])
+    more = {"history": [{"step": 1, "loss": 2.5}], "per_class": {"cat|*": {"AP": 1.0}}, "notes": ["bf16 → fp32"]}
+    written = record(**seen(3, 11), **more)
     path = write_record(written, tmp_path / "new" / "folder")
     assert path.name == "record.json"
     assert read_record(path) == written
     assert list(path.parent.iterdir()) == [path]
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert path.read_text(encoding="utf-8").startswith('{\n "schema_version": 1,')
+    assert path.read_text(encoding="utf-8").startswith('{\n "schema_version": 2,')
 
 
 def test_undefined_values_are_null(tmp_path: Path) -> None:
@@ -126,7 +157,10 @@ def test_unwritable_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "schema_version: Input should be 1, not 2"),
+        ({"images": {"names": NAMES, "count": 8}}, "key 'images.correct' is missing"),
+        ({"images": {"names": "x", "count": 8, "correct": "AA=="}}, "images.names: String should match pattern"),
+        ({"images": {"names": NAMES, "count": 8, "corect": "AA=="}}, r"'images.corect' \(did you mean 'correct'\?\)"),
+        ({"images": {"names": NAMES, "count": 8, "correct": "\x1b[31m"}}, "images: correct is not base64"),
         ({"sed": 1}, r"unknown key 'sed' \(did you mean 'seed'\?\)"),
         ({"seed": "0"}, "seed: Input should be a valid integer, not '0'"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
@@ -146,7 +180,7 @@ def test_unwritable_place(tmp_path: Path) -> None:
 )
 def test_faults_are_one_line_that_names_file_and_key(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    path.write_text(json.dumps({"schema_version": 1} | values() | change))
+    path.write_text(json.dumps({"schema_version": 2} | values() | change))
     with pytest.raises(UserError, match=message) as caught:
         read_record(path)
     assert str(caught.value).startswith(f"{path} is not a record: ")
@@ -162,7 +196,7 @@ def test_data_of_another_kind_leave_the_protocol() -> None:
 
 def test_missing_key(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    path.write_text(json.dumps({key: value for key, value in values().items() if key != "seed"}))
+    path.write_text(json.dumps({"schema_version": 2} | {k: v for k, v in values().items() if k != "seed"}))
     with pytest.raises(UserError, match="key 'seed' is missing"):
         read_record(path)
 
@@ -202,9 +236,90 @@ def test_new_values_are_checked() -> None:
 def test_the_record_has_the_fields_it_promises() -> None:
     """A field that goes or comes is a new schema version: old records must still be read."""
     assert Record.model_fields.keys() == values().keys() | {
-        "schema_version", "smoke", "eval_only", "best", "baseline", "per_class", "history", "ours", "overridden",
-        "effective", "parameters", "notes",
+        "schema_version", "smoke", "eval_only", "best", "baseline", "per_class", "images", "history", "ours",
+        "overridden", "effective", "parameters", "notes",
     }  # fmt: skip
+
+
+def test_every_field_is_described() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    parts: dict[str, type[Strict]] = {
+        "images": PerImage, "weights": WeightsUsed, "data": DataUsed, "git": Git, "hardware": Hardware, "times": Times,
+    }  # fmt: skip
+    fields = [*Record.model_fields.keys() - parts.keys()]
+    fields += [f"{name}.{field}" for name, part in parts.items() for field in part.model_fields]
+    assert [field for field in fields if f"`{field}`" not in text] == []
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+def test_pictures_come_back_as_they_went_in(correct: list[bool]) -> None:
+    images = PerImage.of(NAMES, correct)
+    assert images.array().tolist() == correct == PerImage.of(NAMES, images.array()).array().tolist()
+    assert (images.count, images.hits) == (len(correct), sum(correct))
+    assert base64.b64decode(images.correct) == np.packbits(correct).tobytes()
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.data())
+def test_no_other_text_stands_for_the_same_pictures(correct: list[bool], data: st.DataObject) -> None:
+    """A changed character is another result or an error: copies of a record are found by their content."""
+    text = PerImage.of(NAMES, correct).correct
+    place = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.characters(max_codepoint=255).filter(lambda char: char != text[place]))
+    with suppress(ValidationError):
+        changed = PerImage(names=NAMES, count=len(correct), correct=text[:place] + other + text[place + 1 :])
+        assert changed.array().tolist() != correct
+
+
+@pytest.mark.parametrize(
+    ("count", "correct", "message"),
+    [
+        (9, "AA==", "correct holds 1 bytes, and 9 pictures take 2"),
+        (8, "AAA=", "correct holds 2 bytes, and 8 pictures take 1"),
+        (10**30, "AA==", "correct holds 1 bytes"),
+        (7, "AQ==", "correct has bits set after the last of 7 pictures"),
+        (8, "AR==", "stray bits"),
+        (8, "AA", "correct is not base64"),
+        (8, "A A==", "correct is not base64"),
+        (8, "AÄ==", "correct is not base64"),
+        (8, "", "correct holds 0 bytes"),
+        (0, "", "count: Input should be greater than 0"),
+        (True, "AA==", "count: Input should be a valid integer"),
+    ],
+)
+def test_damaged_pictures_are_named(count: int, correct: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"record: images.*{message}"):
+        record(images={"names": NAMES, "count": count, "correct": correct})
+
+
+@pytest.mark.parametrize("correct", [[], [0, 1], [[True]], ["yes"], [0.5]])
+def test_only_flags_are_packed(correct: list[Any]) -> None:
+    with pytest.raises(UserError, match=r"images: correct must be \(n,\) bool"):
+        PerImage.of(NAMES, correct)
+    with pytest.raises(UserError, match="images: names: String should match"):
+        PerImage.of("names", [True])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"value": 100 * 4 / 11}, r"metrics.top1 is 36.36.*, but of images 27.27"),
+        ({"value": 27.27}, "one of them was changed"),
+        ({"value": float("nan")}, "metrics.top1 is None"),
+        ({"images": PerImage.of(NAMES, [True] * 3 + [False] * 9)}, "images.count is 12, data.counts.val 11"),
+        ({"task": "coco"}, "images are a classifier's, and engine is 'detection'"),
+    ],
+)
+def test_the_pictures_give_the_number(change: dict[str, Any], message: str) -> None:
+    """A number that was edited by hand, or counted over fewer pictures than the split holds."""
+    assert record(**seen(3, 11)).images is not None
+    with pytest.raises(UserError, match=message):
+        record(**seen(3, 11, **change))
+
+
+def test_pictures_of_imagenet_take_little_room(tmp_path: Path) -> None:
+    one = record(**seen(41_234, 50_000))
+    size = write_record(one, tmp_path).stat().st_size
+    assert size - len(record().model_dump_json(indent=1)) < 9000
 
 
 def test_one_line() -> None:
@@ -213,6 +328,6 @@ def test_one_line() -> None:
 
 
 def test_reporting_imports_no_torch() -> None:
-    modules = "record, store, cells, published, tables"
+    modules = "record, migrate, store, cells, published, tables"
     code = f"import sys; from mae_bench.reporting import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

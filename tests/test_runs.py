@@ -119,6 +119,7 @@ def test_eval_only_gives_the_trained_numbers(tmp_path: Path) -> None:
     )
     (again,) = mae_bench.run("tiny_finetune", "vit_t_scratch", options=options)
     assert again.record.eval_only
+    assert again.record.images == trained.record.images is not None
     assert again.record.metrics == pytest.approx(trained.record.metrics, abs=1e-5)
 
 

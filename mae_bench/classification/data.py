@@ -7,9 +7,7 @@ jitter; evaluation resizes the shorter side and crops the centre. All resampling
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,9 @@ from timm.data import rand_augment_transform
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
+from mae_bench.data.decode import Oddities, inspect
 from mae_bench.data.images import read_rgb
+from mae_bench.data.sources import Source
 from mae_bench.errors import UserError
 from mae_bench.schema import ClassificationValues, Input
 
@@ -33,21 +33,19 @@ Sample = tuple[torch.Tensor, int]
 class Pictures:
     """Map-style data set of (uint8 image (3,H,W), class index)."""
 
-    def __init__(self, items: list[tuple[Path, int]], transform: Transform) -> None:
-        # Arrays, not lists: a million Python objects would be copied into every worker as their counts change.
-        self._paths = np.array([os.fsencode(path) for path, _ in items])
-        self._labels = np.array([label for _, label in items], dtype=np.int64)
+    def __init__(self, source: Source, transform: Transform) -> None:
+        self.source = source
+        self.oddities = Oddities(len(source))
         self._transform = transform
 
     def __len__(self) -> int:
-        return len(self._paths)
-
-    def path(self, index: int) -> Path:
-        return Path(os.fsdecode(self._paths[index]))
+        return len(self.source)
 
     def __getitem__(self, index: int) -> Sample:
-        image = self._transform(read_rgb(self.path(index)))
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1), int(self._labels[index])
+        encoded = inspect(self.source.read(index), self.source.name(index))
+        self.oddities.note(index, encoded.odd)
+        image = self._transform(read_rgb(encoded.data, encoded.name))
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1), int(self.source.labels[index])
 
 
 def collate(samples: list[Sample]) -> dict[str, torch.Tensor]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -38,8 +42,11 @@ class Counts:
     def zeros(cls, classes: int) -> Counts:
         return cls(*(torch.zeros(classes, dtype=torch.int64) for _ in range(3)))
 
-    def add(self, logits_BK: torch.Tensor, labels_B: torch.Tensor) -> None:
-        """Count a batch. Among equal logits, which one counts as predicted is up to torch's sort, as for any argmax."""
+    def add(self, logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+        """Count a batch, and say of each picture whether the first prediction is right, (B,) bool.
+
+        Among equal logits, which one counts as predicted is up to torch's sort, as for any argmax.
+        """
         logits_BK, labels_B = logits_BK.float().cpu(), labels_B.cpu()
         if not logits_BK.isfinite().all():
             raise UserError("the model's predictions are not finite; use --set precision=bf16 or fp32")
@@ -49,6 +56,7 @@ class Counts:
         self.top1 += labels_B[hits_BT[:, 0]].bincount(minlength=classes)
         self.top5 += labels_B[hits_BT.any(dim=1)].bincount(minlength=classes)
         self.loss += F.cross_entropy(logits_BK.double(), labels_B, reduction="sum")
+        return hits_BT[:, 0]
 
     def over_processes(self) -> Counts:
         summed = (self.images, self.top1, self.top5, self.loss)
@@ -73,16 +81,18 @@ class Evaluation:
 
     def __init__(self, job: Job, values: ClassificationValues) -> None:
         self.job = job
-        self.items = job.dataset.labelled("val")
+        self.source = job.dataset.labelled("val")
+        self.pictures = Pictures(self.source, evaluation_transform(values))
         self.classes = job.dataset.classes
         self.counts = Counts.zeros(len(self.classes))  # of the latest evaluation
+        self.right_N = torch.zeros(len(self.source), dtype=torch.bool)  # its top predictions, in the data set's order
         self.device = distributed.device(job.options)
         self.precision = effective_precision(job, values, self.device)
-        shard = ExactShard(len(self.items), distributed.rank(), distributed.world_size())
+        self._shard = ExactShard(len(self.source), distributed.rank(), distributed.world_size())
         self._loader: DataLoader[Sample] = DataLoader(
-            Pictures(self.items, evaluation_transform(values)),  # type: ignore[arg-type]
+            self.pictures,  # type: ignore[arg-type]
             batch_size=min(job.options.micro_batch or values.batch, LARGEST_BATCH),
-            sampler=shard,
+            sampler=self._shard,
             collate_fn=collate,
             num_workers=job.options.workers,
             persistent_workers=job.options.workers > 0,
@@ -95,26 +105,40 @@ class Evaluation:
         """``model`` is a Classifier on the run's device."""
         assert isinstance(model, Classifier)
         model.eval()
-        counts = Counts.zeros(len(self.classes))
+        counts, right_N, order = Counts.zeros(len(self.classes)), torch.zeros_like(self.right_N), iter(self._shard)
         quiet = self.job.options.quiet or not distributed.main_process()
         with Progress(len(self._loader), "evaluate", quiet) as progress, torch.no_grad():
             for number, batch in enumerate(self._loader, 1):
                 data = model.data_preprocessor(batch)
                 with autocast(self.device, self.precision):
                     logits_BK = model(data["inputs"])
-                counts.add(logits_BK, batch["data_samples"])
+                hits_B = counts.add(logits_BK, batch["data_samples"])
+                right_N[list(islice(order, len(hits_B)))] = hits_B
                 progress.update(number)
         self.counts = counts.over_processes()
+        self.right_N = distributed.sum_over_processes(right_N.long()).bool()
         return self.counts.metrics()
 
     def per_class(self) -> dict[str, dict[str, float]]:
         return self.counts.per_class(self.classes)
 
+    def images(self) -> tuple[str, list[bool]]:
+        """Digest of the validation pictures' names, and in the same order whether each one was right at last."""
+        names = (self.source.name(index) for index in range(len(self.source)))
+        return names_digest(names, self.job.dataset.root), self.right_N.tolist()
+
     def baseline(self) -> dict[str, float]:
         """Always predicting the most frequent classes of the validation split."""
-        counts = np.bincount([label for _, label in self.items], minlength=len(self.classes))
-        shares = 100 * np.sort(counts)[::-1] / len(self.items)
+        counts = np.bincount(self.source.labels, minlength=len(self.classes))
+        shares = 100 * np.sort(counts)[::-1] / len(self.source)
         found = {"top1": float(shares[0])}
         if len(self.classes) > TOP:
             found["top5"] = float(shares[:TOP].sum())
         return found
+
+
+def names_digest(names: Iterable[str], root: Path) -> str:
+    """sha256 (hex) of the names below ``root``, joined by NUL: the same wherever the data lie, another in any other
+    order."""
+    text = "\0".join(name.removeprefix(f"{root}/") for name in names)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from mae_bench.checkpoints.load import LoadReport, build_encoder, load_model, save_encoder, save_model
+from mae_bench.classification import samples
 from mae_bench.classification.adapter import Classifier, check_pooling, needs_fc_norm
 from mae_bench.classification.data import Pictures, collate, training_transform
 from mae_bench.classification.evaluate import Evaluation
 from mae_bench.encoders.vit import Encoder, EncoderOptions
 from mae_bench.engine import distributed
 from mae_bench.engine.job import Job, Outcome
+from mae_bench.engine.oddities import note_oddities
 from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
 from mae_bench.engine.plan import Plan, make_plan
 from mae_bench.engine.runner import Fit, fit
@@ -59,8 +62,9 @@ def run(job: Job) -> Outcome:
         evaluate=evaluation,
         metric=job.task.task.metric,
         unit="epoch",
-        describe=lambda index: str(pictures.path(index)),
+        describe=pictures.source.name,
     )
+    note_oddities(job, training=pictures.oddities, validation=evaluation.pictures.oddities)
     return _outcome(job, model, evaluation, fitted, report)
 
 
@@ -93,13 +97,16 @@ def _evaluate_only(job: Job, values: ClassificationValues, evaluation: Evaluatio
     model = _classifier(job, values, encoder)
     load_model(model, job.options.weights, _metadata(job, values))
     metrics = evaluation(model.to(evaluation.device))
+    note_oddities(job, validation=evaluation.pictures.oddities)
     return Outcome(
         metrics=metrics,
         best=dict(metrics),
         effective={"precision": evaluation.precision, "device": evaluation.device.type},
         parameters=count_parameters(model),
         per_class=evaluation.per_class(),
+        images=evaluation.images(),
         baseline=evaluation.baseline(),
+        samples=partial(samples.draw, model, evaluation),
     )
 
 
@@ -119,8 +126,10 @@ def _outcome(job: Job, model: Classifier, evaluation: Evaluation, fitted: Fit, r
         load=report.as_dict(),
         parameters=count_parameters(model),
         per_class=evaluation.per_class(),
+        images=evaluation.images(),
         baseline=evaluation.baseline(),
         weights=file,
+        samples=partial(samples.draw, model, evaluation),
     )
 
 

@@ -1,4 +1,5 @@
-"""Data sets: class folders, COCO and ADE20K layouts, checked when opened, and tiny made sets in the same layouts."""
+"""Data sets: class folders, tar shards, Hugging Face data sets, COCO and ADE20K layouts, checked when opened, and tiny
+made sets in the same layouts."""
 
 from __future__ import annotations
 
@@ -50,21 +51,23 @@ def _open_made(spec: DataSpec, root: Path, *, smoke: bool) -> Dataset:
     from mae_bench.data.dataset import fingerprint
 
     content = synthetic.check(root)
-    found = _read(spec, root, allow_empty=smoke)
+    found = _read(spec, root, smoke=smoke)
     parts = (spec.train, spec.val, spec.train_annotations, spec.val_annotations)
     made = Contents(found.classes, found.splits, fingerprint((), found.classes, (content, *parts)))
     return _dataset(spec, root, made, synthetic=smoke)
 
 
-def _read(spec: DataSpec, root: Path, *, allow_empty: bool = False) -> Contents:
-    from mae_bench.data import ade20k, coco, folders
+def _read(spec: DataSpec, root: Path, *, smoke: bool = False) -> Contents:
+    from mae_bench.data import ade20k, coco, folders, huggingface, tars
 
     if spec.format == "image_folder":
-        return folders.read(spec, root, allow_empty=allow_empty)
-    return coco.read(spec, root) if spec.format == "coco" else ade20k.read(spec, root)
+        return folders.read(spec, root, allow_empty=smoke)
+    if spec.format == "hf":
+        return huggingface.read(spec, root, smoke=smoke)
+    return {"tar": tars.read, "coco": coco.read, "ade20k": ade20k.read}[spec.format](spec, root)
 
 
 def _dataset(spec: DataSpec, root: Path, found: Contents, *, synthetic: bool) -> Dataset:
-    counts = {str(split): len(found.splits[split].images) for split in found.splits}
+    counts = {str(split): found.splits[split].count for split in found.splits}
     matches = not synthetic and all(counts[split] == number for split, number in spec.expected.items())
     return Dataset(spec, root, found.classes, counts, found.fingerprint, synthetic, matches, found.splits)

@@ -6,7 +6,6 @@ A label picture holds one byte per pixel: the class index. 255 is 'ignore' every
 
 from __future__ import annotations
 
-import re
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -18,13 +17,13 @@ from PIL.PngImagePlugin import PngImageFile
 from mae_bench.data.dataset import SPLITS, Contents, Split, SplitName, fingerprint, locate, missing
 from mae_bench.data.folders import scan
 from mae_bench.data.images import BROKEN, MAX_PIXELS, POLICY, header
+from mae_bench.data.names import read_names
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
 
 IGNORE = 255
 SAMPLE = 48  # label pictures decoded per split when a data set is opened
 NAME_FILES = ("classes.txt", "objectInfo150.txt")
-MAX_NAMES_BYTES = 1 << 20
 CHALLENGE = "ADEChallengeData2016 (http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip)"
 
 
@@ -98,7 +97,7 @@ def class_names(spec: DataSpec, root: Path) -> tuple[str, ...]:
                 "a line, or set classes in the recipe's [data]"
             )
         return tuple(f"class_{number:03d}" for number in range(spec.classes))
-    names = _parse_names(file, spec.zero_is_other)
+    names = read_names(file, first=1 if spec.zero_is_other else 0)
     if spec.classes and len(names) != spec.classes:
         raise UserError(
             f"{file} names {len(names)} classes, the task recipe expects {spec.classes}; correct one of them"
@@ -106,26 +105,6 @@ def class_names(spec: DataSpec, root: Path) -> tuple[str, ...]:
     if not 0 < len(names) < IGNORE:
         raise UserError(f"{file} names {len(names)} classes; expected 1 to {IGNORE - 1}, since labels are one byte")
     return names
-
-
-def _parse_names(file: Path, zero_is_other: bool) -> tuple[str, ...]:
-    try:
-        if file.stat().st_size > MAX_NAMES_BYTES:
-            raise UserError(f"{file} is larger than {MAX_NAMES_BYTES} bytes: not a list of class names")
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read class names {file}: {error}") from error
-    if lines and lines[0].startswith("Idx"):  # objectInfo150: Idx, Ratio, Train, Val, Stuff, Name
-        return tuple(line.split("\t")[-1].strip() for line in lines[1:])
-    numbered = [re.fullmatch(r"(\d+)[\s:,]+(.+)", line) for line in lines]
-    if not all(numbered):
-        return tuple(lines)
-    table = {int(match[1]): match[2] for match in numbered if match}
-    first = 1 if zero_is_other else 0
-    expected = list(range(first, first + len(table) - (first and 0 in table)))
-    if sorted(number for number in table if number >= first) != expected or len(table) != len(lines):
-        raise UserError(f"{file}: class indices must run from {first} without gaps or repeats")
-    return tuple(table[number] for number in expected)
 
 
 def _pair(

@@ -8,11 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+import numpy as np
+
+from mae_bench.data.sources import NO_LABEL, Files, Source
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
 
 SplitName = Literal["train", "val"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "val")
+# Formats that give each picture a class, and where it stands.
+CLASSIFIED = {
+    "image_folder": "the folder that it lies in",
+    "tar": "its number in key.cls beside key.jpg",
+    "hf": "its number in the column that label_column in the recipe's [data] names",
+}
 
 
 @dataclass(frozen=True)
@@ -37,10 +46,15 @@ class CocoSplit:
 class Split:
     """What a reader found, paths relative to the data root in posix form, in the order of evaluation."""
 
-    images: tuple[str, ...]
+    images: tuple[str, ...] = ()
     targets: tuple[int, ...] = ()  # image_folder: class of each image
     masks: tuple[str, ...] = ()  # ade20k: label picture of each image
     coco: CocoSplit | None = None
+    source: Source | None = None  # tar, hf: pictures that are no files of their own
+
+    @property
+    def count(self) -> int:
+        return len(self.images) if self.source is None else len(self.source)
 
 
 @dataclass(frozen=True)
@@ -65,15 +79,29 @@ class Dataset:
     matches: bool  # the counts are those of the protocol's data set, or the protocol takes any data
     _splits: dict[SplitName, Split] = field(repr=False)
 
-    def images(self, split: SplitName) -> list[Path]:
-        """Paths of a split's pictures, whatever the format."""
-        return [self.root / image for image in self._splits[split].images]
+    @property
+    def name(self) -> str:
+        """What a record calls the data set."""
+        return self.spec.made or self.spec.repository or self.spec.folder or self.root.name
 
-    def labelled(self, split: SplitName) -> list[tuple[Path, int]]:
-        """(picture, class) pairs of an ``image_folder``."""
-        self._require("image_folder")
+    def source(self, split: SplitName) -> Source:
+        """A split's pictures, whatever the format, with the classes that they have."""
         found = self._splits[split]
-        return [(self.root / image, target) for image, target in zip(found.images, found.targets, strict=True)]
+        if found.source is not None:
+            return found.source
+        return Files([self.root / image for image in found.images], found.targets or None)
+
+    def labelled(self, split: SplitName) -> Source:
+        """The same, for a task that needs a class for every picture: one without is a ``UserError``."""
+        self._require(*CLASSIFIED)
+        source = self.source(split)
+        lacking = np.flatnonzero(source.labels == NO_LABEL)
+        if len(lacking):
+            raise UserError(
+                f"{source.name(int(lacking[0]))} has no class ({len(lacking)} of {len(source)} pictures of '{split}'); "
+                f"this task needs one for every picture: {CLASSIFIED[self.spec.format]}"
+            )
+        return source
 
     def masks(self, split: SplitName) -> list[tuple[Path, Path]]:
         """(picture, label picture) pairs of an ``ade20k`` data set."""
@@ -88,11 +116,11 @@ class Dataset:
         assert found is not None, "the coco reader sets it"
         return found
 
-    def _require(self, form: str) -> None:
-        if self.spec.format != form:
+    def _require(self, *forms: str) -> None:
+        if self.spec.format not in forms:
             raise UserError(
-                f"{self.root} holds {self.spec.format} data, but this pipeline reads {form}: "
-                f'write format = "{form}" in the task recipe\'s [data]'
+                f"{self.root} holds {self.spec.format} data, but this pipeline reads {', '.join(forms)}: "
+                f'write format = "{forms[0]}" in the task recipe\'s [data]'
             )
 
 

@@ -11,7 +11,6 @@ normalisation are left to the device. Policy and figures: docs/input.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import cv2
@@ -22,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from mae_bench.data import jpeg
-from mae_bench.data.images import ODD, Odd, check_pixels, examine, read_bytes, read_rgb, suffix_oddity
+from mae_bench.data.images import ODD, Odd, check_pixels, examine, read_rgb, suffix_oddity
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels of the stored raster
 Size = int | tuple[int, int]  # side, or (height, width)
@@ -57,17 +56,6 @@ def inspect(data: bytes, name: str) -> Encoded:
     if frame.orientation != 1:
         odd |= Odd.ROTATED
     return Encoded(data, name, frame.height, frame.width, odd, common_jpeg=True)
-
-
-def open_picture(path: Path) -> Encoded:
-    """``inspect`` a file."""
-    return inspect(read_bytes(path), str(path))
-
-
-def image_size(path: Path) -> tuple[int, int]:
-    """(height, width) as stored, without decoding."""
-    encoded = open_picture(path)
-    return encoded.height, encoded.width
 
 
 def read_picture(encoded: Encoded) -> Tensor:
@@ -145,7 +133,6 @@ class Oddities:
     """Which pictures of a set were found odd, one byte each, in memory that data workers share.
 
     A flag is set however often, and by whichever process, its picture is read: the counts are of files, not of reads.
-    The flags of several ranks combine by a bitwise or.
     """
 
     def __init__(self, pictures: int) -> None:
@@ -161,6 +148,5 @@ class Oddities:
         return {words: count for words, count in counts.items() if count}
 
     def text(self) -> str:
-        """One line for a record, such as ``odd pictures: 3 grey (…), 1 CMYK (…)``; empty when there were none."""
-        found = ", ".join(f"{count} {words}" for words, count in self.counts().items())
-        return f"odd pictures: {found}" if found else ""
+        """Words for a record, such as ``3 grey (…), 1 CMYK (…)``; empty when there were none."""
+        return ", ".join(f"{count} {words}" for words, count in self.counts().items())

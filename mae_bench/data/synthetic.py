@@ -8,9 +8,12 @@ leaves half a data set. ``manifest.json`` carries two hashes: ``content`` over p
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import re
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +23,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mae_bench.data.dataset import SPLITS, locate
+from mae_bench.data import huggingface
+from mae_bench.data.dataset import CLASSIFIED, SPLITS, SplitName, inside, locate
 from mae_bench.data.shapes import CLASSES, Mask, Picture, Pixels, Shape, draw
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
@@ -209,16 +213,15 @@ def _write_smoke(spec: DataSpec, root: Path) -> _Content:
     names = CLASSES if classes == len(CLASSES) else tuple(f"class_{number:04d}" for number in range(classes))
     height, width = SMOKE_SIZE
     for split in SPLITS:
-        images = locate(spec, root, split)
         pictures = [draw(SEEDS[split], index, height=height, width=width) for index in range(SMOKE[split])]
-        if spec.format == "image_folder":
-            for name in names:
-                (images / name).mkdir(parents=True, exist_ok=True)
-            for index, picture in enumerate(pictures):
-                name = names[index * classes // len(pictures)]
-                _save(picture.pixels, images / name / f"{index:05d}.jpg")
-                content.picture(f"{split}/{name}/{index}", picture.pixels)
-        elif spec.format == "coco":
+        if spec.format in CLASSIFIED:
+            targets = [index * classes // len(pictures) for index in range(len(pictures))]
+            for index, (picture, target) in enumerate(zip(pictures, targets, strict=True)):
+                content.picture(f"{split}/{names[target]}/{index}", picture.pixels)
+            _write_classified(spec, root, split, pictures, targets, names)
+            continue
+        images = locate(spec, root, split)
+        if spec.format == "coco":
             pictures[-1] = draw(SEEDS[split], len(pictures), height=height, width=width, empty=True)
             ids = tuple(number + number // 7 + 1 for number in range(classes))  # with gaps, like COCO's 1..90 for 80
             spread = [_relabelled(picture, classes) for picture in pictures]
@@ -227,11 +230,68 @@ def _write_smoke(spec: DataSpec, root: Path) -> _Content:
             first = 1 if spec.zero_is_other else 0  # the background's label counts as a class without 'other'
             labels = [_spread_labels(picture, classes, first) for picture in pictures]
             _write_masks(pictures, labels, images, locate(spec, root, f"{split}_annotations"), content, ".jpg")
-    if spec.format == "ade20k":
+    if spec.format in ("ade20k", "tar"):
         listed = ("other", *names) if spec.zero_is_other else names
         text = "".join(f"{number}\t{name}\n" for number, name in enumerate(listed))
         (root / "classes.txt").write_text(text, encoding="utf-8")
     return content
+
+
+def _write_classified(
+    spec: DataSpec, root: Path, split: SplitName, pictures: list[Picture], targets: list[int], names: tuple[str, ...]
+) -> None:
+    """Pictures with a class each, as JPEGs in the order of their classes: the same ones in each of the formats."""
+    files = [_jpeg(picture.pixels) for picture in pictures]
+    if spec.format == "image_folder":
+        folder = locate(spec, root, split)
+        for name in names:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for index, (data, target) in enumerate(zip(files, targets, strict=True)):
+            (folder / names[target] / f"{index:05d}.jpg").write_bytes(data)
+    elif spec.format == "tar":
+        with tarfile.open(_shard(spec, root, split), "w") as tar:
+            for index, (data, target) in enumerate(zip(files, targets, strict=True)):
+                _add(tar, f"{index:05d}.jpg", data)
+                _add(tar, f"{index:05d}.cls", b"%d" % target)
+    else:
+        _write_rows(spec, root / "data" / f"{getattr(spec, split)}-00000-of-00001.parquet", files, targets, names)
+
+
+def _jpeg(pixels: Pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()
+
+
+def _shard(spec: DataSpec, root: Path, split: SplitName) -> Path:
+    """A file that the split's pattern matches; its folder is made."""
+    pattern: str = getattr(spec, split)
+    shard = inside(root, re.sub(r"\*+|\?", "0", pattern), f"the task recipe's [data] {split}")
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    shard.touch()
+    if not pattern or shard not in root.glob(pattern):
+        raise UserError(f"--smoke finds no name that {split} = {pattern!r} matches; write it with * and ? alone")
+    return shard
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
+
+
+def _write_rows(spec: DataSpec, file: Path, pictures: list[bytes], targets: list[int], names: tuple[str, ...]) -> None:
+    """Parquet in the layout that the Hub and the ``datasets`` package take for a split."""
+    huggingface.require(spec.repository)
+    import datasets
+
+    columns: dict[str, list[Any]] = {spec.image_column: [{"bytes": data, "path": None} for data in pictures]}
+    features: dict[str, Any] = {spec.image_column: datasets.Image()}
+    if spec.label_column:
+        columns[spec.label_column] = list(targets)
+        features[spec.label_column] = datasets.ClassLabel(names=list(names))
+    file.parent.mkdir(exist_ok=True)
+    datasets.Dataset.from_dict(columns, datasets.Features(features)).to_parquet(file)
 
 
 def _relabelled(picture: Picture, classes: int) -> Picture:

@@ -24,14 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mae_bench import places
+from mae_bench.data.dataset import SPLITS, Contents, Split, fingerprint
 from mae_bench.data.folders import PICTURES
 from mae_bench.data.images import MAX_BYTES
+from mae_bench.data.names import read_names
+from mae_bench.data.sources import NO_LABEL, class_names
 from mae_bench.errors import UserError
+from mae_bench.schema import DataSpec
 
 VERSION = 1  # of the index in the cache
 MAX_NAME = 255  # bytes of a member's name; every name takes the room of the longest
 MAX_LABEL_BYTES = 20
-NO_LABEL = -1
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # key and suffix, as webdataset splits them
 BLOCK = 1 << 20
 
@@ -69,7 +72,7 @@ class Tars:
         self._shards = [os.fspath(shard) for shard in shards]
         self._stamps = np.stack([index.stamp[1:] for index in indices])
         self._starts = np.cumsum([0, *(len(index.offsets) for index in indices)])
-        self._offsets, self._sizes, self._labels, self._names = (
+        self._offsets, self._sizes, self.labels, self._names = (
             np.concatenate([getattr(index, kind) for index in indices])
             for kind in ("offsets", "sizes", "labels", "names")
         )
@@ -97,19 +100,28 @@ class Tars:
         shard, index = self._locate(index)
         return f"{self._shards[shard]}/{os.fsdecode(self._names[index])}"
 
-    def label(self, index: int) -> int | None:
-        label = int(self._labels[self._locate(index)[1]])
-        return None if label == NO_LABEL else label
-
-    def files(self) -> Iterator[tuple[str, int]]:
-        """(shard's file name/member, bytes) of every picture, for a data set's fingerprint."""
-        for index in range(len(self)):
-            shard, _ = self._locate(index)
-            yield f"{Path(self._shards[shard]).name}/{os.fsdecode(self._names[index])}", int(self._sizes[index])
+    def digest(self) -> str:
+        """sha256 (hex) over name, bytes and class of the pictures, in order; how they are spread over shards is left
+        out."""
+        total = hashlib.sha256(np.stack([self._sizes, self.labels]).astype("<i8").tobytes())
+        total.update(b"\0".join(self._names.tolist()))
+        return total.hexdigest()
 
     def _locate(self, index: int) -> tuple[int, int]:
         index = range(len(self))[index]
         return int(np.searchsorted(self._starts, index, "right")) - 1, index
+
+
+def read(spec: DataSpec, root: Path) -> Contents:
+    """Index the shards of both splits and check their classes. Names come from ``classes.txt`` in the root, if any."""
+    shards = {split: find_shards(root, getattr(spec, split)) for split in SPLITS}
+    if both := sorted(set(shards["train"]) & set(shards["val"])):
+        raise UserError(f"{both[0]} is in both splits: {spec.train!r} and {spec.val!r} match it; make them differ")
+    sources = {split: Tars(shards[split]) for split in SPLITS}
+    file = root / "classes.txt"
+    classes = class_names(spec.classes, read_names(file) if file.is_file() else (), sources.values(), str(file))
+    splits = {split: Split(source=sources[split]) for split in SPLITS}
+    return Contents(classes, splits, fingerprint((), classes, [sources[split].digest() for split in SPLITS]))
 
 
 def find_shards(root: Path, pattern: str) -> list[Path]:
@@ -118,7 +130,10 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
         raise UserError(f"the shards {pattern!r} leave the data folder; give a pattern below {root} without '..'")
     found = sorted(root.glob(pattern)) if pattern else []
     if not found:
-        raise UserError(f"no tar shards: nothing below {root} matches {pattern!r}; expected such as train/*.tar")
+        raise UserError(
+            f"no tar shards: nothing below {root} matches {pattern!r}, expected such as train/*.tar; --data FOLDER "
+            "names another place, and --smoke tries the run without data"
+        )
     return found
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from mae_bench.checkpoints.load import load_model, save_model
 from mae_bench.data import CocoSplit
+from mae_bench.detection import samples
 from mae_bench.detection.adapter import ENCODER_PREFIX, build_model, check, load_encoder, smoke, untrained_encoder
 from mae_bench.detection.data import evaluation_batch, evaluation_examples, read_split, training_examples
 from mae_bench.detection.evaluate import Evaluation, evaluate
@@ -51,7 +53,7 @@ def _train(job: Job) -> Outcome:
     file = job.folder / "model.safetensors"
     if distributed.main_process():
         save_model(file, model.state_dict(), _identity(job))
-    outcome = _outcome(model, trained.last)
+    outcome = _outcome(model, trained.last, scorer)
     outcome.best, outcome.history = trained.best, trained.history
     outcome.effective = trained.effective | {"train_images": len(examples), "category_ids": scorer.category_ids}
     outcome.load, outcome.weights = report.as_dict(), file
@@ -66,7 +68,7 @@ def _evaluate_only(job: Job) -> Outcome:
     load_model(model, job.options.weights, _identity(job))
     device = distributed.device(job.options)
     scorer = _Scorer(job)
-    outcome = _outcome(model, scorer(model.to(device)))
+    outcome = _outcome(model, scorer(model.to(device)), scorer)
     outcome.effective = {
         "world_size": distributed.world_size(),
         "precision": "fp32",
@@ -116,11 +118,12 @@ def _identity(job: Job) -> dict[str, str]:
     }
 
 
-def _outcome(model: nn.Module, evaluation: Evaluation) -> Outcome:
+def _outcome(model: nn.Module, evaluation: Evaluation, scorer: _Scorer) -> Outcome:
     return Outcome(
         metrics=evaluation.metrics,
         best=dict(evaluation.metrics),
         per_class=evaluation.per_class,
         baseline=evaluation.baseline,
         parameters=count_parameters(model),
+        samples=partial(samples.draw, model, scorer.examples, scorer.split.names),
     )

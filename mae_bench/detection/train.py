@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from mae_bench.detection.adapter import ENCODER_PREFIX
 from mae_bench.detection.data import Example, Examples, together
 from mae_bench.detection.evaluate import Evaluation
-from mae_bench.engine import distributed, resume
+from mae_bench.engine import compiling, distributed, resume
 from mae_bench.engine.averaging import WeightAverage
 from mae_bench.engine.job import Job
 from mae_bench.engine.optim import build_optimizer, parameter_groups
@@ -158,13 +158,14 @@ class Training(HookBase):
             self.curve, self.evaluations = state["curve"], state["evaluations"]
             self.loss_sum, self.loss_count = state["loss"]
         del state  # as large as model and optimiser together
-        with self.progress:
+        with self.progress, compiling.compiled(self.model, self.job.options.compile):
             trainer.train(start, self.plan.steps)
             last = self._evaluate(self.plan.steps)
         self.average.keep()
-        return Trained(
-            last, self._best(), self._history(), self.plan.effective(self.values.lr, self.precision, self.device.type)
-        )
+        effective = self.plan.effective(self.values.lr, self.precision, self.device.type)
+        if self.job.options.compile:
+            effective["compile"] = True
+        return Trained(last, self._best(), self._history(), effective)
 
     def _trainer(self, steps: Steps) -> SimpleTrainer:
         """detectron2's trainer; it gathers no metrics, which `after_step` does."""
@@ -225,7 +226,7 @@ class Training(HookBase):
 
     def _evaluate(self, step: int) -> Evaluation:
         check_parameters(self.model, step)
-        with self.average.applied():
+        with self.average.applied(), compiling.plainly():
             evaluation = self.evaluate(self.model)
         self.evaluations.append({"step": step, **evaluation.metrics})
         return evaluation

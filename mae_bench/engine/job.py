@@ -11,6 +11,8 @@ from mae_bench.recipes import ResolvedTask
 from mae_bench.schema import Backbone
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from mae_bench.data import Dataset
 
 
@@ -32,6 +34,7 @@ class Options:
     )
     quiet: bool = False  # no progress display
     fsdp: bool = False  # spread weights, gradients and optimiser state over the processes (training only)
+    compile: bool = False  # the model's blocks by torch.compile (training only)
     log: tuple[str, ...] = ()  # curves for other programs, beside log.txt: "tensorboard", "wandb"
 
 
@@ -97,7 +100,12 @@ class Outcome:
     baseline: dict[str, float] = field(
         default_factory=dict
     )  # metric -> value of a trivial prediction (majority, empty)
+    # classification: sha256 of the validation pictures' names, and in the same order whether each one was right
+    images: tuple[str, list[bool]] | None = None
     weights: Path | None = None  # the trained model, safetensors, in the run folder
+    # Draws what the evaluated model makes of a few validation pictures; called once the number is on disk, in the main
+    # process alone. None where there is nothing to look at.
+    samples: Callable[[], Image] | None = field(default=None, compare=False)
 
 
 Pipeline = Callable[[Job], Outcome]

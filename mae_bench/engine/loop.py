@@ -12,7 +12,7 @@ from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mae_bench.engine import distributed, recovery, resume, schedules, sharding, signals
+from mae_bench.engine import compiling, distributed, recovery, resume, schedules, sharding, signals
 from mae_bench.engine.precision import Gradient
 from mae_bench.engine.progress import Progress
 from mae_bench.engine.seeds import seed_step
@@ -175,7 +175,7 @@ class StepLoop(BaseLoop):
         if run.evaluate is None:
             return
         distributed.broadcast_buffers(run.module)
-        with run.average.applied(), torch.no_grad():
+        with run.average.applied(), torch.no_grad(), compiling.plainly():
             if run.whole is not run.module:
                 sharding.gather(run.module, run.whole)
             run.whole.eval()

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from mae_bench.engine import distributed, onednn, recovery, resume, sharding, signals
+from mae_bench.engine import compiling, distributed, onednn, recovery, resume, sharding, signals
 from mae_bench.engine.averaging import WeightAverage
 from mae_bench.engine.job import Job
 from mae_bench.engine.logs import mm_logs
@@ -146,6 +146,7 @@ def fit(
         closing(Trackers(job)) as trackers,
         Progress(plan.steps, label, quiet) as progress,
         signals.heeded() as request,
+        compiling.compiled(trained, job.options.compile),
     ):
         run = Run(
             job=job,
@@ -217,6 +218,8 @@ def _summary(run: Run, metric: str, precision: str, device: torch.device) -> Fit
         effective["skipped_steps"] = sorted(run.skipped)
     if run.job.options.fsdp:
         effective["fsdp"] = True
+    if run.job.options.compile:
+        effective["compile"] = True
     if device.type == "cpu" and onednn.preferred():
         effective["linear"] = "oneDNN"
     return Fit(history, last, best, effective)

@@ -6,17 +6,16 @@ Augmentation as in FAIR's ``main_pretrain.py`` (random resized crop, bicubic, an
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from mae_bench.data.decode import Oddities, crop, open_picture, read_picture
+from mae_bench.data.decode import Box, Encoded, Oddities, crop, inspect, read_crop, read_picture
+from mae_bench.data.sources import Source
 from mae_bench.encoders.positions import Grid
 from mae_bench.engine.seeds import Stream, generator
 from mae_bench.errors import UserError
@@ -38,25 +37,29 @@ class Pictures:
     """A split's pictures as uint8 (3,H,W) tensors at their stored size. A set that fits into ``CACHE_BYTES``, judged
     by its first picture, is kept once decoded; of a large one nothing is: a process would rarely meet it again."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = np.array([os.fsencode(path) for path in paths])  # one block that worker processes share
-        self.oddities = Oddities(len(paths))
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.oddities = Oddities(len(source))
         self._kept: dict[int, Tensor] = {}
         self._room = CACHE_BYTES
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._source)
 
-    def path(self, index: int) -> str:
-        return os.fsdecode(self._paths[index])
+    def name(self, index: int) -> str:
+        return self._source.name(index)
+
+    def encoded(self, index: int) -> Encoded:
+        """A picture's file, of which the header alone has been read."""
+        encoded = inspect(self._source.read(index), self.name(index))
+        self.oddities.note(index, encoded.odd)
+        return encoded
 
     def __getitem__(self, index: int) -> Tensor:
         kept = self._kept.get(index)
         if kept is not None:
             return kept
-        encoded = open_picture(Path(self.path(index)))
-        self.oddities.note(index, encoded.odd)
-        picture = read_picture(encoded)
+        picture = read_picture(self.encoded(index))
         if not self._kept and len(self) * picture.nbytes > CACHE_BYTES:
             self._room = 0
         if picture.nbytes <= self._room:
@@ -79,13 +82,15 @@ class TrainingSamples:
         self.repeats = values.repeats
         self._augment = augmentation(values, _size(grid, patch))
         self._noise = Noise(grid, patch, values)
-        self._last: tuple[int, Tensor] | None = None
+        # Scaled decoding depends on the crop: what is kept decoded is of no use to it.
+        self._read: Callable[[int], Any] = pictures.encoded if values.scaled_decode else pictures.__getitem__
+        self._last: tuple[int, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.pictures) * self.repeats
 
-    def path(self, index: int) -> str:
-        return self.pictures.path(index // self.repeats)
+    def name(self, index: int) -> str:
+        return self.pictures.name(index // self.repeats)
 
     def __getitem__(self, index: int) -> Sample:
         picture = self._picture(index // self.repeats)
@@ -93,11 +98,11 @@ class TrainingSamples:
             picture = transform(picture)
         return picture, *self._noise()
 
-    def _picture(self, number: int) -> Tensor:
+    def _picture(self, number: int) -> Any:
         if self.repeats == 1:
-            return self.pictures[number]
+            return self._read(number)
         if self._last is None or self._last[0] != number:
-            self._last = number, self.pictures[number]
+            self._last = number, self._read(number)
         return self._last[1]
 
 
@@ -144,7 +149,7 @@ class Noise:
         return (noise,)
 
 
-def augmentation(values: PretrainingValues, size: tuple[int, int]) -> list[Transform]:
+def augmentation(values: PretrainingValues, size: tuple[int, int]) -> list[Callable[[Any], Tensor]]:
     """Crop to ``size`` (H, W), flip and colour jitter, as Table 1e of He et al. varies them.
 
     random_size: an area in ``crop_scale`` of the picture, resized; the aspects of the area are torchvision's, times
@@ -154,8 +159,10 @@ def augmentation(values: PretrainingValues, size: tuple[int, int]) -> list[Trans
     its colour jitter: here brightness, contrast and saturation change by factors within 1 ± ``color_jitter``, in random
     order, for every sample, and the hue stays.
 
+    The first transform takes a picture (3,H,W), or an ``Encoded`` one under ``scaled_decode``.
+
     Raises:
-        UserError: ``crop_scale`` is set and ``crop`` does not read it.
+        UserError: ``crop_scale`` or ``scaled_decode`` is set and ``crop`` does not read it.
     """
     default = PretrainingValues.model_fields["crop_scale"].default
     if values.crop != "random_size" and values.crop_scale != default:
@@ -163,6 +170,8 @@ def augmentation(values: PretrainingValues, size: tuple[int, int]) -> list[Trans
             f"crop '{values.crop}' does not read crop_scale; leave it out, or undo the recipe's: "
             f"--set crop_scale={list(default)}"
         )
+    if values.crop != "random_size" and values.scaled_decode:
+        raise UserError(f"crop '{values.crop}' does not read scaled_decode, crop 'random_size' does; leave it out")
     transforms = [_crop(values, size)]
     if values.flip:
         transforms.append(_flip)
@@ -171,20 +180,31 @@ def augmentation(values: PretrainingValues, size: tuple[int, int]) -> list[Trans
     return transforms
 
 
-def _crop(values: PretrainingValues, size: tuple[int, int]) -> Transform:
+def _crop(values: PretrainingValues, size: tuple[int, int]) -> Callable[[Any], Tensor]:
     height, width = size
     if values.crop == "random_size":
         aspects = [aspect * (width / height) for aspect in CROP_ASPECTS]
-        return partial(_random_size, draw=v2.RandomResizedCrop(size, values.crop_scale, aspects), size=size)
+        cut = _random_size_scaled if values.scaled_decode else _random_size
+        return partial(cut, draw=v2.RandomResizedCrop(size, values.crop_scale, aspects), size=size)
     enlarged = round(height * MARGIN), round(width * MARGIN)
-    cut = v2.RandomCrop(size) if values.crop == "fixed_size" else v2.CenterCrop(size)
-    return v2.Compose([partial(cover, size=enlarged), cut])  # type: ignore[no-any-return]
+    window = v2.RandomCrop(size) if values.crop == "fixed_size" else v2.CenterCrop(size)
+    return v2.Compose([partial(cover, size=enlarged), window])  # type: ignore[no-any-return]
 
 
 def _random_size(picture: Tensor, draw: v2.RandomResizedCrop, size: tuple[int, int]) -> Tensor:
     """torchvision's random box and, up to twice as fast, its pixels."""
+    return crop(picture, _box(draw, picture), size)
+
+
+def _random_size_scaled(encoded: Encoded, draw: v2.RandomResizedCrop, size: tuple[int, int]) -> Tensor:
+    """The same box, of a picture that is decoded no larger than the crop needs."""
+    raster = torch.empty(3, encoded.height, encoded.width, device="meta")  # only its shape is looked at
+    return read_crop(encoded, _box(draw, raster), size, scaled=True)
+
+
+def _box(draw: v2.RandomResizedCrop, picture: Tensor) -> Box:
     box = draw.make_params([picture])
-    return crop(picture, (box["top"], box["left"], box["height"], box["width"]), size)
+    return box["top"], box["left"], box["height"], box["width"]
 
 
 def _flip(picture: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mae_bench.encoders.positions import Grid
 from mae_bench.encoders.vit import Encoder
 from mae_bench.engine.seeds import Stream, generator
 from mae_bench.errors import UserError
+from mae_bench.pretraining.cost import grid_of
 from mae_bench.pretraining.mae import MaskedAutoencoder
-from mae_bench.schema import Input, PretrainingValues
+from mae_bench.schema import Architecture, Backbone, Input, PretrainingValues
 
 
 class Autoencoder(MaskedAutoencoder):
@@ -120,3 +122,42 @@ def refuse_idle(values: PretrainingValues) -> None:
     }.items():
         if wrong:
             raise UserError(message)
+
+
+def training_grid(values: PretrainingValues, architecture: Architecture) -> Grid:
+    """Rows and columns of patches of the training images.
+
+    Raises:
+        UserError: the encoder's positions are of another grid.
+    """
+    grid = grid_of(architecture, values.height, values.width)
+    if grid != (architecture.grid, architecture.grid) and architecture.positions != "sincos":
+        raise UserError(
+            f"height and width other than the backbone's image_size {architecture.image_size} need positions that are "
+            'computed (positions = "sincos"): learned ones of another grid are not this backbone\'s'
+        )
+    return grid
+
+
+def refuse_variants(backbone: Backbone) -> None:
+    """In MAE (He et al., section 3) the encoder sees a part of the patches, which their positions alone place, and the
+    decoder reads normed tokens, one class token first. SwiGLU, layer scale and a class token without position fit.
+
+    Raises:
+        UserError: names the feature of another architecture.
+    """
+    architecture = backbone.architecture
+    for feature, wrong in (
+        ("registers", architecture.registers > 0),
+        ("class_token", not architecture.class_token),
+        ("positions", architecture.positions == "none"),
+        ("rel_pos", architecture.rel_pos != "none"),
+        ("final_norm", architecture.final_norm != "tokens"),
+    ):
+        if wrong:
+            stated = getattr(architecture, feature)
+            meant = Architecture.model_fields[feature].default
+            raise UserError(
+                f"'{backbone.name}' has {feature} = {str(stated).lower()}, for which MAE pre-training is not defined; "
+                f"pre-train an architecture with {feature} = {str(meant).lower()}"
+            )

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from mae_bench.checkpoints.save import atomic
+from mae_bench.data import drawing
 from mae_bench.pretraining.mae import MaskedAutoencoder, patchify, unpatchify
 from mae_bench.pretraining.targets import PatchStatistics, Pixels
 
 COLUMNS = ("original", "masked", "predicted", "pasted")
-TILE = 112  # smallest side of a picture in the grid, in pixels; small ones are enlarged by a whole factor
-GAP = 6
-LINE = 14  # height of a line of text
-LETTER = 6  # width of one, roughly
 HIDDEN = 0.5  # grey of a masked patch
 FREE = "No loss looks at what is predicted for visible patches."
 LEAK = (
@@ -56,44 +52,21 @@ class Reconstruction:
         sentences = [f"Mean squared error on {where} patches: {self.error:.4f} ({self.unit})."]
         return " ".join(sentences + [FREE] * self.free + [LEAK] * self.norm_pix)
 
-    def write(self, path: Path, names: Sequence[str] = ()) -> None:
-        """Write the grid as a PNG, one row per picture, with headings and caption; the file appears complete.
+    def sheet(self, names: Sequence[str] = (), most: int | None = None) -> Image.Image:
+        """The grid, one row per picture, with headings and caption; pictures are at most ``most`` pixels long.
 
         ``names`` stand above the rows, with the picture's error; they may hold anything, and may be long.
         """
-        _, B, _, H, W = self.columns.shape
-        factor = max(1, -(-TILE // min(H, W)))
-        height, width = H * factor, W * factor
-        total = len(COLUMNS) * (width + GAP) + GAP
-        label = LINE if names else 0
-        row, top = label + height + GAP, LINE + GAP
-        font = ImageFont.load_default(size=11)
-        lines = textwrap.wrap(self.caption, width=total // LETTER)
-        sheet = Image.new("RGB", (total, top + B * row + LINE * len(lines) + GAP), "white")
-        draw = ImageDraw.Draw(sheet)
-        pixels = (self.columns * 255).round().byte().permute(0, 1, 3, 4, 2).numpy()
-        for column, name in enumerate(COLUMNS):
-            x = GAP + column * (width + GAP)
-            draw.text((x, GAP // 2), name, fill="black", font=font)
-            for number in range(B):
-                tile = Image.fromarray(pixels[column, number]).resize((width, height), Image.Resampling.NEAREST)
-                sheet.paste(tile, (x, top + number * row + label))
-        for number, name in enumerate(names):
-            text = f"{printable(name, total // LETTER - 10)}  {self.errors[number]:.4f}"
-            draw.text((GAP, top + number * row), text, fill="black", font=font)
-        for number, line in enumerate(lines):
-            draw.text((GAP, top + B * row + number * LINE), line, fill="black", font=font)
+        pixels = (self.columns * 255).round().byte().permute(1, 0, 3, 4, 2).numpy()
+        tiles = [[drawing.Tile(drawing.shown(Image.fromarray(tile), most)) for tile in row] for row in pixels]
+        labels = [f"{name}  {self.errors[number]:.4f}" for number, name in enumerate(names)]
+        grid = drawing.rows(tiles, COLUMNS, labels)
+        return drawing.stacked(grid, drawing.paragraph(self.caption, grid.width))
+
+    def write(self, path: Path, names: Sequence[str] = ()) -> None:
+        """Write the ``sheet``, exact to the pixel, as a PNG; the file appears complete."""
         with atomic(path) as part:
-            sheet.save(part, format="PNG")
-
-
-def printable(name: str, most: int) -> str:
-    """A file's name in ASCII, everything else escaped, its middle left out where it is longer than ``most``."""
-    escaped = ascii(name)[1:-1]
-    if len(escaped) <= most:
-        return escaped
-    half = max(1, (most - 3) // 2)
-    return f"{escaped[:half]}...{escaped[-half:]}"
+            self.sheet(names).save(part, format="PNG")
 
 
 @torch.no_grad()

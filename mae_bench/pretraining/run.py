@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from mae_bench.checkpoints.load import build_encoder, save_encoder, save_model
-from mae_bench.encoders.positions import Grid, sincos_table
+from mae_bench.data import drawing
+from mae_bench.encoders.positions import sincos_table
 from mae_bench.encoders.vit import Encoder
 from mae_bench.engine import distributed
 from mae_bench.engine.job import Job, Outcome
+from mae_bench.engine.oddities import note_oddities
 from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
 from mae_bench.engine.plan import make_plan
 from mae_bench.engine.runner import Fit, fit
-from mae_bench.errors import UserError
-from mae_bench.pretraining.cost import grid_of
 from mae_bench.pretraining.evaluate import Evaluation
 from mae_bench.pretraining.images import Pictures, TrainingSamples, ValidationSamples, collate
 from mae_bench.pretraining.mae import MaskedAutoencoder, patchify
-from mae_bench.pretraining.objectives import build_model, refuse_idle
+from mae_bench.pretraining.objectives import build_model, refuse_idle, refuse_variants, training_grid
 from mae_bench.pretraining.pictures import reconstruct
 from mae_bench.pretraining.targets import Components, Pixels
-from mae_bench.schema import Architecture, Backbone, PretrainingValues
+from mae_bench.schema import Backbone, PretrainingValues
 
 TAIL = 0.1  # share of the steps, the last ones, whose mean loss is the metric `loss`
 COMPONENT_PICTURES = 1000  # training pictures whose patches give the principal components of target "pca"
-SHOWN = 8  # validation pictures in reconstructions.png, spread over the split
+SHOWN, LONGEST = 4, 160  # validation pictures in samples.png, and the longest side of one there, in pixels
 
 
 def smoke(values: PretrainingValues, backbone: Backbone) -> dict[str, Any]:
@@ -37,15 +40,15 @@ def smoke(values: PretrainingValues, backbone: Backbone) -> dict[str, Any]:
 def run(job: Job) -> Outcome:
     """Pre-train an encoder on the training pictures; their labels, if any, are not read.
 
-    Leaves in the run folder ``encoder.safetensors``, ``mae.safetensors`` (with the decoder) and, where pixels are
-    predicted, ``reconstructions.png``. ``loss`` is the training objective over the last tenth of the steps,
-    ``val_loss`` the same on validation pictures under masks that no run changes; both in units of the target.
+    Leaves in the run folder ``encoder.safetensors`` and ``mae.safetensors`` (with the decoder). ``loss`` is the
+    training objective over the last tenth of the steps, ``val_loss`` the same on validation pictures under masks that
+    no run changes; both in units of the target.
     """
     values: PretrainingValues = job.task.values
     architecture = job.backbone.architecture
-    _refuse_variants(job.backbone)
+    refuse_variants(job.backbone)
     refuse_idle(values)
-    grid = _grid(values, architecture)
+    grid = training_grid(values, architecture)
     encoder, report = build_encoder(
         job.backbone,
         job.encoder_file,
@@ -55,11 +58,11 @@ def run(job: Job) -> Outcome:
         frozen_positions=architecture.positions == "sincos",
     )
     model = build_model(encoder, job.backbone.input, values, job.seed)
-    pictures = Pictures(job.dataset.images("train"))
+    pictures = Pictures(job.dataset.source("train"))
     if isinstance(model.target, Components):
         _fit_components(model.target, pictures, model, values)
     training = TrainingSamples(pictures, grid, encoder.patch, values)
-    validation = ValidationSamples(Pictures(job.dataset.images("val")), grid, encoder.patch, values)
+    validation = ValidationSamples(Pictures(job.dataset.source("val")), grid, encoder.patch, values)
     evaluation = Evaluation(job, values, validation)
     groups = parameter_groups(model, values, encoder_prefix="encoder.", depth=encoder.depth)
     fitted = fit(
@@ -73,13 +76,12 @@ def run(job: Job) -> Outcome:
         evaluate=evaluation,
         metric="val_loss",
         unit="epoch" if values.epochs else "step",
-        describe=training.path,
+        describe=training.name,
     )
-    if odd := pictures.oddities.text():
-        job.note(odd)
     baseline = evaluation.baseline(model, training)
+    note_oddities(job, training=pictures.oddities, validation=validation.pictures.oddities)
     if distributed.main_process():
-        _save(job, model, validation)
+        _save(job, model)
     return Outcome(
         metrics={"loss": _tail_loss(fitted), **fitted.last},
         best=fitted.best,
@@ -89,38 +91,9 @@ def run(job: Job) -> Outcome:
         parameters=count_parameters(model),
         baseline=baseline,
         weights=job.folder / "encoder.safetensors",
+        # Components and tokens are no pictures.
+        samples=partial(_samples, model, validation) if type(model.target) is Pixels else None,
     )
-
-
-def _grid(values: PretrainingValues, architecture: Architecture) -> Grid:
-    """Rows and columns of patches of the training images."""
-    grid = grid_of(architecture, values.height, values.width)
-    if grid != (architecture.grid, architecture.grid) and architecture.positions != "sincos":
-        raise UserError(
-            f"height and width other than the backbone's image_size {architecture.image_size} need positions that are "
-            'computed (positions = "sincos"): learned ones of another grid are not this backbone\'s'
-        )
-    return grid
-
-
-def _refuse_variants(backbone: Backbone) -> None:
-    """In MAE (He et al., section 3) the encoder sees a part of the patches, which their positions alone place, and the
-    decoder reads normed tokens, one class token first. SwiGLU, layer scale and a class token without position fit."""
-    architecture = backbone.architecture
-    for feature, wrong in (
-        ("registers", architecture.registers > 0),
-        ("class_token", not architecture.class_token),
-        ("positions", architecture.positions == "none"),
-        ("rel_pos", architecture.rel_pos != "none"),
-        ("final_norm", architecture.final_norm != "tokens"),
-    ):
-        if wrong:
-            stated = getattr(architecture, feature)
-            meant = Architecture.model_fields[feature].default
-            raise UserError(
-                f"'{backbone.name}' has {feature} = {str(stated).lower()}, for which MAE pre-training is not defined; "
-                f"pre-train an architecture with {feature} = {str(meant).lower()}"
-            )
 
 
 def _tail_loss(fitted: Fit) -> float:
@@ -163,7 +136,7 @@ def _fit_components(
     target.fit(patchify(images, model.encoder.patch).flatten(0, 1))
 
 
-def _save(job: Job, model: MaskedAutoencoder, validation: ValidationSamples) -> None:
+def _save(job: Job, model: MaskedAutoencoder) -> None:
     values: PretrainingValues = job.task.values
     metadata = {
         **job.origin,
@@ -177,8 +150,11 @@ def _save(job: Job, model: MaskedAutoencoder, validation: ValidationSamples) -> 
     architecture = job.backbone.architecture
     whole = {"values": values.model_dump_json(), "architecture": architecture.model_dump_json()}
     save_model(job.folder / "mae.safetensors", model.state_dict(), metadata | whole)
-    if type(model.target) is not Pixels:
-        return  # components and tokens are no pictures
-    count = min(SHOWN, len(validation))
-    batch = collate([validation[number * len(validation) // count] for number in range(count)])
-    reconstruct(model, batch["inputs"], batch["data_samples"]).write(job.folder / "reconstructions.png")
+
+
+def _samples(model: MaskedAutoencoder, validation: ValidationSamples) -> Image.Image:
+    """Reconstructions of a few validation pictures, under the masks that ``val_loss`` is measured with."""
+    numbers = drawing.spread(len(validation), SHOWN)
+    batch = collate([validation[number] for number in numbers])
+    names = [Path(validation.pictures.name(number)).name for number in numbers]
+    return reconstruct(model, batch["inputs"], batch["data_samples"]).sheet(names, LONGEST)

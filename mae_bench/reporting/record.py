@@ -6,24 +6,34 @@ depends on (the practice of lm-evaluation-harness, which puts versions and hashe
 
 from __future__ import annotations
 
+import base64
 import errno
 import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic_core import from_json
 
 from mae_bench.errors import UserError
 from mae_bench.recipes import explain
+from mae_bench.reporting import migrate
 from mae_bench.schema import Init, Size, Strict
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Model = TypeVar("Model", bound=Strict)
+
 MAX_RECORD_BYTES = 16 << 20  # a record with 1000 classes and 1000 points of history takes well under 1 MB
+CURRENT = re.compile(rb'\s*\{\s*"schema_version"\s*:\s*%d\b' % migrate.CURRENT)  # the start of a record of this version
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -82,10 +92,60 @@ class Times(Strict):
     seconds: float = Field(ge=0)
 
 
+class PerImage(Strict):
+    """Which validation pictures a classifier got right, one bit a picture, in the data set's order.
+
+    Two runs with the same ``names`` saw the same pictures in the same order, and can be compared picture by picture.
+    """
+
+    names: str = Field(pattern=r"^[0-9a-f]{64}$")  # sha256 of the pictures' names below the data root, joined by NUL
+    count: int = Field(gt=0)
+    correct: str = Field(repr=False)  # base64 of `numpy.packbits`: first picture = highest bit, zeros at the end
+
+    @classmethod
+    def of(cls, names_digest: str, correct: Sequence[bool] | NDArray[np.bool_]) -> PerImage:
+        """Pack whether each picture was right. Anything but a flat, filled sequence of bool is a ``UserError``."""
+        import numpy as np
+
+        flags = np.asarray(correct)
+        if flags.dtype != np.bool_ or flags.ndim != 1:
+            raise UserError(f"images: correct must be (n,) bool, not {flags.shape} {flags.dtype}")
+        packed = base64.b64encode(np.packbits(flags).tobytes()).decode()
+        return _validated(cls, {"names": names_digest, "count": len(flags), "correct": packed}, "images")
+
+    def array(self) -> NDArray[np.bool_]:
+        """(count,) bool: whether the top prediction was right."""
+        import numpy as np
+
+        return np.unpackbits(np.frombuffer(self._bits(), np.uint8), count=self.count).astype(np.bool_)
+
+    @property
+    def hits(self) -> int:
+        """How many pictures were right."""
+        return int.from_bytes(self._bits()).bit_count()
+
+    def _bits(self) -> bytes:
+        return base64.b64decode(self.correct, validate=True)
+
+    @model_validator(mode="after")
+    def _packed(self) -> PerImage:
+        try:
+            bits = self._bits()
+        except ValueError as error:
+            raise ValueError("correct is not base64") from error
+        if base64.b64encode(bits).decode() != self.correct:
+            raise ValueError("correct is not base64 as it is written: its last characters hold stray bits")
+        if len(bits) != -(-self.count // 8):
+            raise ValueError(f"correct holds {len(bits)} bytes, and {self.count} pictures take {-(-self.count // 8)}")
+        if bits[-1] & ((1 << -self.count % 8) - 1):
+            raise ValueError(f"correct has bits set after the last of {self.count} pictures")
+        return self
+
+
 class Record(Strict):
     """One run: task x backbone x seed. Percentages are in [0, 100]; null = undefined."""
 
-    schema_version: Literal[1] = 1  # stays the first key: files are recognised by it
+    schema_version: Literal[2] = 2  # stays the first key: files are recognised by it
     run_id: str = Field(min_length=1, max_length=300)
     created: str  # UTC, ISO 8601
     task: str
@@ -104,6 +164,7 @@ class Record(Strict):
     best: Values = Field(default_factory=dict)  # of all evaluations; stands beside the result, never replaces it
     baseline: Values = Field(default_factory=dict)  # a trivial prediction (majority class, no objects)
     per_class: dict[str, Values] = Field(default_factory=dict)
+    images: PerImage | None = None  # classification; null in records from before schema 2
     history: list[Values] = Field(default_factory=list)
     recipe: Json  # {"task": resolved values, "backbone": …, "origins": key -> {"place", "source"}}
     recipe_hash: Sha256
@@ -140,6 +201,20 @@ class Record(Strict):
         if self.protocol == self.recipe_protocol and any(reasons.values()):
             why = ", ".join(reason for reason, holds in reasons.items() if holds)
             raise ValueError(f"protocol '{self.protocol}' must say what sets the run apart from it ({why})")
+        return self
+
+    @model_validator(mode="after")
+    def _images_agree(self) -> Record:
+        """The bits give the number: one of both that was edited is found."""
+        if self.images is None:
+            return self
+        if self.engine != "classification":
+            raise ValueError(f"images are a classifier's, and engine is '{self.engine}'")
+        if self.images.count != self.data.counts.get("val"):
+            raise ValueError(f"images.count is {self.images.count}, data.counts.val {self.data.counts.get('val')}")
+        stated, top1 = self.metrics.get("top1"), 100 * self.images.hits / self.images.count
+        if stated is None or not math.isclose(stated, top1, rel_tol=1e-9):
+            raise ValueError(f"metrics.top1 is {stated}, but of images {top1} % are right: one of them was changed")
         return self
 
     @property
@@ -213,10 +288,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """Read and validate one record.
+    """Read and validate one record; one of an earlier schema version is brought to this one (`migrate`).
 
     Raises:
-        UserError: unreadable, too large, no JSON, or not the schema; one line that names the file and the key.
+        UserError: unreadable, too large, no JSON, not the schema, or of a newer version; one line that names the file
+            and the key.
     """
     try:
         with path.open("rb") as file:
@@ -226,14 +302,24 @@ def read_record(path: Path) -> Record:
     if len(text) > MAX_RECORD_BYTES:
         raise UserError(f"{path} is larger than {MAX_RECORD_BYTES} bytes: not a record")
     try:
-        return Record.model_validate_json(text)
+        if CURRENT.match(text):
+            return Record.model_validate_json(text)  # the way of ten thousand files: parsed and checked in one go
+        return Record.model_validate(migrate.to_current(from_json(text)))
     except ValidationError as error:
         raise UserError(one_line(explain(error, Record, f"{path} is not a record"))) from error
+    except UserError as error:  # of a newer version
+        raise UserError(one_line(f"cannot read {path}: {error}")) from error
+    except ValueError as error:
+        raise UserError(one_line(f"{path} is not a record: {error}")) from error
 
 
 def record_from(values: Mapping[str, Any]) -> Record:
     """Validate a new record's values; a fault names the key (`UserError`)."""
+    return _validated(Record, dict(values), "record")
+
+
+def _validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
     try:
-        return Record.model_validate(dict(values))
+        return model.model_validate(values)
     except ValidationError as error:
-        raise UserError(one_line(explain(error, Record, "record"))) from error
+        raise UserError(one_line(explain(error, model, where))) from error

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from mae_bench.schema.backbone import Backbone, Target
-from mae_bench.schema.base import NAME, Init, Size, Strict
+from mae_bench.schema.base import NAME, Init, Size, Sparse, Strict
 
 
-class DataSpec(Strict):
+class DataSpec(Sparse):
     """Where a task's pictures and labels lie below the data root, and what they must look like."""
 
-    format: Literal["image_folder", "coco", "ade20k"]
+    FEATURES: ClassVar[frozenset[str]] = frozenset(["repository", "image_column", "label_column"])
+
+    format: Literal["image_folder", "tar", "hf", "coco", "ade20k"]
     folder: str = ""  # default root: $MAE_BENCH_DATA/<folder>
     made: Literal["", "shapes"] = ""  # made by code into the cache (`mae_bench.data.synthetic`)
-    train: str  # image folder of the training split, below the root
+    train: str  # image folder of the training split, below the root; tar: a glob of shards; hf: name of the split
     val: str
     train_annotations: str = ""  # coco: the JSON; ade20k: the folder of index PNGs
     val_annotations: str = ""
@@ -25,6 +27,18 @@ class DataSpec(Strict):
     # Images per split that the protocol's data set has. Empty: the recipe takes any data of the format, and
     # the data fingerprint is part of the protocol id.
     expected: dict[Literal["train", "val"], int] = Field(default_factory=dict)
+    # hf: the data set's name on the Hugging Face Hub, or ./FOLDER for a folder below the root
+    repository: str = Field("", pattern=r"^$|^(\./)?\w[\w.-]*(/\w[\w.-]*)*$")
+    image_column: str = Field("image", min_length=1)
+    label_column: str = "label"  # empty: the data set has no classes
+
+    @model_validator(mode="after")
+    def _repository_is_read(self) -> DataSpec:
+        if self.format == "hf" and not self.repository:
+            raise ValueError("format 'hf' needs repository, the data set's name on the Hugging Face Hub or ./FOLDER")
+        if self.format != "hf" and (given := sorted(self.FEATURES & self.model_fields_set)):
+            raise ValueError(f"{given[0]} is read by format 'hf' alone, not by '{self.format}'; leave it out")
+        return self
 
 
 class When(Strict):

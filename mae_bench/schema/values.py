@@ -94,7 +94,7 @@ class PretrainingValues(Optimisation):
 
     FEATURES: ClassVar[frozenset[str]] = Optimisation.FEATURES | {
         "objective", "mask_tokens", "sampling", "loss_on", "target", "pca", "tokenizer", "decoder", "predict", "crop",
-        "color_jitter", "noise", "drop", "latent", "kl_weight", "height", "width", "repeats",
+        "color_jitter", "noise", "drop", "latent", "kl_weight", "height", "width", "repeats", "scaled_decode",
     }  # fmt: skip
 
     mask_ratio: float = Field(ge=0, lt=1)  # keep count is floor(N (1 - mask_ratio))
@@ -125,6 +125,8 @@ class PretrainingValues(Optimisation):
     height: int = Field(0, ge=0)  # of the images, in pixels; 0 = the backbone's image_size
     width: int = Field(0, ge=0)
     repeats: int = Field(1, gt=0)  # crops that are taken of a picture each time it is decoded
+    # JPEGs are decoded at 1/2, 1/4 or 1/8 of their size where a training crop keeps its pixels: docs/input.md.
+    scaled_decode: bool = False
 
     @model_validator(mode="after")
     def _can_be_built(self) -> PretrainingValues:

@@ -6,6 +6,7 @@ Protocol: MAE appendix A.4 (arXiv 2111.06377) as re-implemented by BEiT's and mm
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import cv2
@@ -22,6 +23,7 @@ from mae_bench.engine.runner import fit
 from mae_bench.engine.seeds import Stream, derive
 from mae_bench.errors import UserError
 from mae_bench.schema import Backbone, SegmentationValues
+from mae_bench.segmentation import samples
 from mae_bench.segmentation.adapter import ENCODER_PREFIX, Norm, Segmenter, build_segmenter, check_values
 from mae_bench.segmentation.data import eval_set, train_set
 from mae_bench.segmentation.evaluate import Evaluator
@@ -113,7 +115,8 @@ def _evaluate_only(job: Job, evaluator: Evaluator) -> Outcome:
     load_model(model, job.options.weights, _identity(job))
     metrics = evaluator(model)
     effective = {"device": distributed.device(job.options).type, "world_size": distributed.world_size()}
-    return Outcome(metrics, effective=effective, parameters=count_parameters(model))
+    drawn = partial(samples.draw, model, evaluator)
+    return Outcome(metrics, effective=effective, parameters=count_parameters(model), samples=drawn)
 
 
 def _train(job: Job, evaluator: Evaluator) -> Outcome:
@@ -152,6 +155,7 @@ def _train(job: Job, evaluator: Evaluator) -> Outcome:
         load=report.as_dict(),
         parameters=count_parameters(model),
         weights=weights,
+        samples=partial(samples.draw, model, evaluator),
     )
 
 
