@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mae_bench import places
 from mae_bench.engine.job import Options
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mae_bench.encoders import Encoder
+    from mae_bench.reporting.render import Form
+    from mae_bench.reporting.tables import Layout
 
 
 def load_encoder(backbone: str, *, weights: str | Path | None = None, seed: int = 0) -> Encoder:
@@ -43,34 +45,35 @@ Paths = str | Path | Iterable[str | Path] | None
 
 
 def results(paths: Paths = None) -> pd.DataFrame:
-    """One row per run, from record files or folders of runs (default: the promoted ones, ``results/runs``)."""
-    from mae_bench.reporting import store
+    """One row per run, from record files or folders of runs (default: the promoted ones, ``results/runs``).
 
-    return store.frame(store.load_records(_paths(paths)))
+    ``stale`` says what has changed in the recipe since the run, ``other_code`` that the code has.
+    """
+    from mae_bench import tabulate
+
+    return tabulate.frame(record_paths(paths))
 
 
 def table(
     paths: Paths = None,
     *,
-    form: Literal["markdown", "csv"] = "markdown",
-    layout: Literal["wide", "long"] = "wide",
-    compare: Sequence[str] | None = None,
+    form: Form = "markdown",
+    layout: Layout | None = None,
+    compare: tuple[str, str] | None = None,
+    stale: bool = False,
 ) -> str:
     """The comparison table of `results`, beside the published numbers.
 
-    ``compare`` names two initialisations, e.g. ``("mae", "scratch")``: then the difference of their means in every
-    column stands beside twice its spread over seeds.
+    ``compare`` names two initialisations, e.g. ``("mae", "scratch")``: then their difference in every column, with a
+    paired test over the seeds that both have. ``stale`` takes in runs whose recipe has changed since.
     """
-    from mae_bench.reporting import tables
+    from mae_bench import tabulate
 
-    runs = results(paths)
-    if compare:
-        first, second = compare
-        return tables.comparison(runs, first, second, form=form)
-    return tables.table(runs, form=form, layout=layout)
+    return tabulate.text(paths=record_paths(paths), form=form, layout=layout, compare=compare, stale=stale)
 
 
-def _paths(paths: Paths) -> list[Path]:
+def record_paths(paths: Paths) -> list[Path]:
+    """``paths``, or the promoted records."""
     if paths is None:
         root = places.checkout()
         return [(root or Path()) / "results" / "runs"]

@@ -98,8 +98,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_runs(add: Add) -> None:
     """Recipes, and training with them."""
-    listing = add("list", commands.list_recipes, "name every backbone and task recipe on the search path")
-    listing.add_argument("kind", nargs="?", choices=["backbones", "tasks"], help="only these")
+    listing = add(
+        "list", commands.list_recipes, "name every backbone and task recipe on the search path, or every table"
+    )
+    listing.add_argument("kind", nargs="?", choices=["backbones", "tasks", "tables"], help="only these")
 
     show = add("show", commands.show, "print a recipe as it resolves, with the origin of every value")
     show.add_argument("name", help="a task or backbone, by name or path")
@@ -150,6 +152,7 @@ def _add_weights(add: Add) -> None:
     pictures.add_argument("--mask-ratio", type=float, help="share of hidden patches (default: the training's)")
     pictures.add_argument("--seed", type=int, default=0, help="of the masks")
     pictures.add_argument("--out", type=Path, default=Path("reconstructions.png"), help="the grid, a PNG")
+    pictures.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 
 def _add_results(add: Add) -> None:
@@ -167,15 +170,57 @@ def _add_results(add: Add) -> None:
     suite.add_argument("--workers", type=int, default=2)
     suite.add_argument("--micro-batch", type=int, default=0)
 
-    table = add("table", commands.table, "make the comparison table from records, beside the published numbers")
+    table = add("table", commands.table, "make a table from records, beside the published numbers")
+    table.add_argument("name", nargs="?", default="", help="a paper's table or a suite (`list tables`); default: all")
     table.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
-    table.add_argument("--format", choices=["markdown", "csv"], default="markdown")
-    table.add_argument("--layout", choices=["wide", "long"], default="wide", help="a column or a row a cell")
+    table.add_argument("--format", choices=["markdown", "latex", "csv", "html"], default="markdown")
+    table.add_argument("--layout", choices=["wide", "long", "full"], help="a column, a row, or all numbers of a cell")
+    table.add_argument("--rows", default="", metavar="NAMES", help="of task,protocol,metric,backbone,init,size,seed")
+    table.add_argument("--cols", default="", metavar="NAMES", help="the same, for columns")
+    table.add_argument("--metric", help="instead of each task's primary one")
     table.add_argument("--compare", nargs=2, metavar=("INIT", "INIT"), help="difference of two initialisations")
+    table.add_argument("--stale", action="store_true", help="take in runs whose recipe has changed since, marked")
     table.add_argument("--out", type=Path, help="write to this file instead of printing")
+    whole = table.add_mutually_exclusive_group()
+    whole.add_argument("--all", action="store_true", help="write every committed table and the README's")
+    whole.add_argument("--check", action="store_true", help="exit code 1 where a committed table is out of date")
 
-    promote = add("promote", commands.promote, "copy records into results/runs, to be committed on purpose")
+    report = add("report", commands.report, "write one HTML page of results that loads nothing else")
+    report.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
+    report.add_argument("--only", metavar="TEXT", help="runs whose task, backbone, protocol or id contains this")
+    report.add_argument("--stale", action="store_true", help="take in runs whose recipe has changed since, marked")
+    report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
+
+    comparing = add("compare", commands.compare, "set two runs side by side: what differs, and whether it is noise")
+    comparing.add_argument("first", metavar="RUN", help="a record file, a run folder or a run id")
+    comparing.add_argument("second", metavar="RUN")
+    comparing.add_argument("--json", action="store_true", help="everything as JSON")
+
+    gating = add("gate", commands.gate, "exit with 1 when a metric has fallen below its baseline by more than allowed")
+    gating.add_argument("--against", type=Path, default=Path("results/baselines.json"), help="the baselines (JSON)")
+    gating.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
+    gating.add_argument("--allow-missing", action="store_true", help="a baseline without a run is no failure")
+    gating.add_argument("--write", action="store_true", help="bring the file to what the records hold")
+
+    sending = add("publish", commands.publish, "hand records to W&B, MLflow or a Hugging Face model card")
+    sending.add_argument("records", nargs="+", type=Path, metavar="RECORD")
+    sending.add_argument("--to", required=True, choices=["wandb", "mlflow", "model-card"])
+    sending.add_argument("--out", type=Path, help="file of the model card (default: MODEL_CARD.md)")
+
+    promote = add("promote", commands.promote, "copy records into results/, to be committed on purpose")
     promote.add_argument("records", nargs="+", type=Path, help="record files or folders of runs")
+    promote.add_argument("--into", type=Path, help="a folder below results/ (default: results/runs)")
+
+    records = add("results", commands.check_results, "look over records, or take in those of another machine")
+    actions = records.add_subparsers(title="actions", required=True, metavar="ACTION", parser_class=_Parser)
+    text = "find duplicates, edits, old schemas, smoke runs and leftovers among records; exit code 1 at an error"
+    checking = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
+    checking.add_argument("paths", nargs="*", type=Path, help="record files or folders (default: all of results/)")
+    text = "check records of another machine and copy those that are new: all, or none"
+    importing = actions.add_parser("import", help=text, description=text, allow_abbrev=False)
+    importing.add_argument("paths", nargs="+", type=Path, help="record files or folders")
+    importing.add_argument("--into", type=Path, default=Path("runs/imported"), help="(default: runs/imported)")
+    importing.set_defaults(command=commands.import_results)
 
     doctor = add("doctor", commands.doctor, "say what is installed and found, and the command for what is missing")
     doctor.add_argument("--task", help="look only at what this task needs")
@@ -214,6 +259,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fsdp", action="store_true", help="under torchrun: spread weights and state over the processes"
     )
+    parser.add_argument("--compile", action="store_true", help="train the blocks of the model by torch.compile")
     parser.add_argument(
         "--log", action="append", default=[], choices=["tensorboard", "wandb"], help="curves for another program"
     )

@@ -12,6 +12,7 @@ from mae_bench.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from mae_bench.engine.job import Options
+    from mae_bench.reporting.transfer import Copied
     from mae_bench.runs import Run
 
 
@@ -41,6 +42,7 @@ def _options(args: argparse.Namespace) -> Options:
         micro_batch=args.micro_batch,
         quiet=args.quiet,
         fsdp=args.fsdp,
+        compile=args.compile,
         log=tuple(args.log),
     )
 
@@ -58,6 +60,10 @@ def list_recipes(args: argparse.Namespace) -> int:
             raw = recipes.read_toml(path)
             note = f"refused: {raw['refused']}" if raw.get("refused") else raw.get("summary", "")
             lines.append(f"  {name:<22} {one_line(note)}")
+    if args.kind == "tables":  # needs pandas, which a list of recipes should not wait for
+        from mae_bench import tabulate
+
+        lines += ["tables", *(f"  {name:<22} {one_line(title)}" for name, title in sorted(tabulate.names().items()))]
     print("\n".join(lines))
     return 0
 
@@ -187,8 +193,8 @@ def reconstruct(args: argparse.Namespace) -> int:
     doctor.require(recipes.load_task("imagenet_pretrain"))
     from mae_bench import reconstruct
 
-    options = {"weights": args.weights, "mask_ratio": args.mask_ratio, "seed": args.seed, "out": args.out}
-    print(reconstruct.run(args.backbone, args.images, **options))
+    options = {"weights": args.weights, "mask_ratio": args.mask_ratio, "seed": args.seed}
+    print(reconstruct.run(args.backbone, args.images, **options, out=args.out, device=args.device))
     return 0
 
 
@@ -205,14 +211,25 @@ def suite(args: argparse.Namespace) -> int:
 
 
 def table(args: argparse.Namespace) -> int:
-    from mae_bench import api
+    from mae_bench import tabulate
 
-    for path in args.records or []:
-        if not path.exists():
-            raise UserError(f"--records {path}: no such file or folder")
+    if args.all or args.check:
+        return _committed_tables(args)
+    _check_records(args.records)
     if args.out is not None and args.out.suffix == ".json":
-        raise UserError(f"--out {args.out}: .json files are records; a table is Markdown or CSV, name it .md or .csv")
-    text = api.table(args.records, form=args.format, layout=args.layout, compare=args.compare)
+        raise UserError(f"--out {args.out}: .json files are records; name a table .md, .tex, .csv or .html")
+    text = tabulate.text(
+        args.name,
+        args.records or (),
+        form=args.format,
+        layout=args.layout,
+        rows=args.rows,
+        columns=args.cols,
+        metric=args.metric,
+        compare=tuple(args.compare) if args.compare else None,
+        stale=args.stale,
+        links=args.out.parent.resolve() if args.out else None,
+    )
     if args.out is None:
         print(text, end="")
         return 0
@@ -223,19 +240,103 @@ def table(args: argparse.Namespace) -> int:
     return 0
 
 
-def promote(args: argparse.Namespace) -> int:
-    from mae_bench import places
-    from mae_bench.reporting import store
+def _check_records(paths: list[Path] | None) -> None:
+    for path in paths or []:
+        if not path.exists():
+            raise UserError(f"--records {path}: no such file or folder")
 
+
+def _committed_tables(args: argparse.Namespace) -> int:
+    from mae_bench import places, tabulate
+
+    word = "--check" if args.check else "--all"
+    others = {"a name": args.name, "--records": args.records, "--rows": args.rows, "--cols": args.cols}
+    others |= {"--layout": args.layout, "--metric": args.metric, "--compare": args.compare, "--out": args.out}
+    others |= {"--stale": args.stale, "--format": args.format != "markdown"}
+    if given := [name for name, value in others.items() if value]:
+        raise UserError(f"table {word} is about every committed table; leave out {', '.join(given)}")
     root = places.checkout()
     if root is None:
-        raise UserError("promote copies records into a checkout's results/runs; this is an installed wheel")
-    promoted = store.promote(store.load_records(args.records), root / "results" / "runs")
-    if not promoted:
-        raise UserError(f"no records below {', '.join(map(str, args.records))}")
-    for path in promoted:
-        print(path.relative_to(root))
+        raise UserError(f"table {word} is about a checkout's tables; this is an installed wheel")
+    lines = tabulate.check(root) if args.check else [str(path.relative_to(root)) for path in tabulate.write(root)]
+    if lines:
+        print("\n".join(lines))
+    return int(args.check and bool(lines))
+
+
+def report(args: argparse.Namespace) -> int:
+    from mae_bench import tabulate
+    from mae_bench.reporting import page
+
+    _check_records(args.records)
+    page.write(tabulate.report(args.records or (), only=args.only, stale=args.stale), args.out)
+    print(args.out)
     return 0
+
+
+def compare(args: argparse.Namespace) -> int:
+    from mae_bench.reporting.compare import compare
+
+    found = compare(args.first, args.second)
+    print(json.dumps(found.as_dict(), indent=2, allow_nan=False) if args.json else found.text().rstrip())
+    return 0
+
+
+def gate(args: argparse.Namespace) -> int:
+    from mae_bench import api
+    from mae_bench.reporting.gate import gate
+
+    _check_records(args.records)
+    text, code = gate(args.against, api.record_paths(args.records), allow_missing=args.allow_missing, write=args.write)
+    print(text, end="")
+    return code
+
+
+def publish(args: argparse.Namespace) -> int:
+    from mae_bench.reporting import store
+    from mae_bench.reporting.publish import publish
+
+    print("\n".join(publish(store.load_records(args.records), args.to, args.out)))
+    return 0
+
+
+def promote(args: argparse.Namespace) -> int:
+    from mae_bench.reporting import transfer
+
+    copied = transfer.promote(args.records, transfer.results_folder(args.into))
+    if not copied.files:
+        raise UserError(f"no records below {', '.join(map(str, args.records))}")
+    _print_copied(copied)
+    return 0
+
+
+def import_results(args: argparse.Namespace) -> int:
+    from mae_bench.reporting import transfer
+
+    copied = transfer.import_records(args.paths, args.into)
+    if not copied.files and not copied.identical:
+        raise UserError(f"no records below {', '.join(map(str, args.paths))}")
+    _print_copied(copied)
+    print(f"{len(copied.files)} imported, {copied.identical} there already")
+    return 0
+
+
+def _print_copied(copied: Copied) -> None:
+    for path in (*copied.files, *copied.pictures):
+        print(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    for note in copied.notes:
+        print(f"note: {note}")
+
+
+def check_results(args: argparse.Namespace) -> int:
+    from mae_bench import places, tabulate
+    from mae_bench.reporting import check
+
+    root = places.checkout() or Path()
+    committed = [root / folder for folder in (tabulate.RUNS, tabulate.SUITES) if (root / folder).is_dir()]
+    found = check.check(args.paths or committed)
+    print(check.report(found))
+    return int(check.failed(found))
 
 
 def doctor(args: argparse.Namespace) -> int:

@@ -10,18 +10,20 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from mae_bench import api, provenance, runs
+from mae_bench import provenance, runs, samples, tabulate
 from mae_bench.engine.job import Options
 from mae_bench.engine.progress import Progress
+from mae_bench.reporting import page
 
 TASKS = ("tiny_coco", "tiny_ade20k", "tiny_finetune", "tiny_linear")  # the long ones first
 INITIALISATIONS = ("scratch", "supervised", "mae")
-PICTURES = "reconstructions.png"  # what MAE pre-training leaves in its folder
+PAGE = "report.html"
+PICTURES = "reconstructions.png"  # the samples that MAE pre-training leaves
 MOST_PROCESSES = 4  # each takes about 1 GiB
 
 
 def run(out: Path, seeds: Sequence[int] = (0,)) -> None:
-    """Twelve runs per seed below ``out``, the table as ``table.md`` and reconstructions as ``reconstructions.png``.
+    """Twelve runs per seed below ``out``, ``table.md``, the page ``report.html`` and ``reconstructions.png``.
 
     Runs that are already there are kept, so an interrupted quickstart goes on where it stopped.
     """
@@ -29,11 +31,16 @@ def run(out: Path, seeds: Sequence[int] = (0,)) -> None:
     made = {init: runs.pretrain(f"vit_t_{init}")[0] for init in ("mae", "supervised")}
     jobs = [(task, f"vit_t_{init}") for task in TASKS for init in INITIALISATIONS]
     _transfer_all(jobs, seeds, out)
-    shutil.copyfile(made["mae"].folder / PICTURES, out / PICTURES)
-    text = api.table(out, layout="long")
+    pictures = made["mae"].folder / samples.FILE
+    if pictures.is_file():  # not where the disk was full when they were to be drawn
+        shutil.copyfile(pictures, out / PICTURES)
+    text = tabulate.text(paths=[out], layout="long")
     (out / "table.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\n{len(jobs) * len(seeds)} runs in {(time.monotonic() - started) / 60:.1f} minutes")
-    print(f"table: {out / 'table.md'}\nreconstructions: {out / PICTURES}")
+    page.write(tabulate.report([out]), out / PAGE)
+    print(f"table: {out / 'table.md'}\npage: {out / PAGE}")
+    if pictures.is_file():
+        print(f"reconstructions: {out / PICTURES}")
 
 
 def _transfer_all(jobs: list[tuple[str, str]], seeds: Sequence[int], out: Path) -> None:

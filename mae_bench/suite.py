@@ -30,7 +30,9 @@ from mae_bench.errors import UserError, nearest
 from mae_bench.hashing import file_hash
 from mae_bench.recipes import digest, explain, load_backbone, read_toml, resolve_task
 from mae_bench.reporting import ablations, store
+from mae_bench.reporting.grid import Table
 from mae_bench.reporting.record import Record, one_line, read_record
+from mae_bench.reporting.render import render
 from mae_bench.schema.suite import Cell, Settings, Suite, in_words
 
 OWN = "mae_bench: "  # begins an error of ours
@@ -89,14 +91,20 @@ class Result:
         return f"{self.chain.name:<{width}}  {self.seed:>4}  {self.state:<7}  {self.minutes:7.1f}  {self.text}"
 
 
+def files() -> dict[str, Path]:
+    """Name -> file of every suite on the recipe search path, by name."""
+    found = {path.stem: path for root in reversed(places.recipe_roots()) for path in root.glob("suites/*.toml")}
+    return dict(sorted(found.items()))
+
+
 def load(name: str) -> Suite:
     """Read and validate a suite, by name (``suites/`` on the recipe search path) or by path to a ``.toml`` file."""
-    known = {path.stem: path for root in reversed(places.recipe_roots()) for path in root.glob("suites/*.toml")}
+    known = files()
     path = Path(name).expanduser() if name.endswith(".toml") or "/" in name else known.get(name)
     if path is None:
-        raise UserError(f"unknown suite '{name}'{nearest(name, known)}; known: {', '.join(sorted(known)) or 'none'}")
+        raise UserError(f"unknown suite '{name}'{nearest(name, known)}; known: {', '.join(known) or 'none'}")
     if not path.is_file():
-        raise UserError(f"no suite at {name}; give a name ({', '.join(sorted(known))}) or a .toml file")
+        raise UserError(f"no suite at {name}; give a name ({', '.join(known)}) or a .toml file")
     try:
         suite = Suite.model_validate(read_toml(path))
     except ValidationError as error:
@@ -347,6 +355,11 @@ def _summary(results: list[Result], total: int, minutes: float) -> str:
 
 def table(name: str, *, tiny: bool = False, only: str = "", out: Path = Path("runs")) -> str:
     """A suite's results below ``out`` beside the published numbers, as Markdown."""
+    return render(tabulate(name, tiny=tiny, only=only, out=out), "markdown", title=True)
+
+
+def tabulate(name: str, *, tiny: bool = False, only: str = "", out: Path = Path("runs")) -> Table:
+    """A suite's results below ``out`` beside the published numbers."""
     suite = load(name)
     form = suite.tiny if tiny and suite.tiny else suite
     rows = []
@@ -367,4 +380,13 @@ def table(name: str, *, tiny: bool = False, only: str = "", out: Path = Path("ru
     columns = [ablations.Column(each.task, each.published) for each in form.transfer]
     records = store.load_records([out]) if out.exists() else ()
     title = f"{suite.name}: {form.backbone} by {form.task}, {in_words(form.settings) or 'as the recipe says'}"
-    return ablations.suite_table(title, rows, columns, records, source=suite.source, comparable=not tiny)
+    return ablations.suite_table(
+        title,
+        rows,
+        columns,
+        records,
+        source=suite.source,
+        comparable=not tiny,
+        name=suite.name + "_tiny" * tiny,
+        code_hash=runs.code_hash,
+    )

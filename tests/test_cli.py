@@ -73,7 +73,7 @@ def test_reading_recipes_loads_no_heavy_library(command: list[str]) -> None:
         (["pretrain", "--backbone", "vit_b_mae"], "imagenet_pretrain"),
         (["show", "no/such.toml"], "no/such.toml"),
         (["table", "--records", "/nowhere"], "/nowhere"),
-        (["table", "--out", "x.json"], "name it .md or .csv"),
+        (["table", "--out", "x.json"], "name a table .md, .tex, .csv or .html"),
         (["promote", "."], "no records"),
         (["show", "vit_t_mae", "--set", "epochs=1"], "is a backbone"),
         (["doctor", "--install", "detectron2", "--task", "coco"], "give one"),

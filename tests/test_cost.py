@@ -46,6 +46,21 @@ def test_settings_change_the_costs() -> None:
         cost.estimate("pretrain", "vit_b_mae", ["height=225"], measure=False)
 
 
+@pytest.mark.parametrize(
+    ("features", "settings", "message"),
+    [
+        ({"registers": 4}, [], "'vit_b_mae' has registers = 4, for which MAE pre-training is not defined"),
+        ({"positions": "learned"}, ["height=192"], "need positions that are computed"),
+    ],
+)
+def test_what_a_run_refuses_has_no_cost(features: dict[str, object], settings: list[str], message: str) -> None:
+    recipe = recipes.load_backbone("vit_b_mae")
+    shape = recipe.architecture.model_copy(update=features)
+    changed = recipe.model_copy(update={"architecture": shape})
+    with pytest.raises(UserError, match=message):
+        cost.count(changed, recipes.resolve_task("imagenet_pretrain", recipe, settings))
+
+
 def test_other_tasks_count_the_encoder_at_their_size() -> None:
     probe, tuned, boxes, masks = (
         cost.estimate(task, "vit_b_mae").as_dict()

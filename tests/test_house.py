@@ -28,6 +28,7 @@ ARROWS = {
     "checkpoints": FOUNDATION | {"encoders", "hashing"},
     "engine": FOUNDATION | {"data"},
     **{room: FOUNDATION | {"engine", "encoders", "checkpoints", "data"} for room in PIPELINES},
+    "samples": FOUNDATION | {"checkpoints", "data", "engine"},
     "weights": FOUNDATION | {"checkpoints", "engine", "hashing"},
     "fetch": FOUNDATION | {"download", "hashing", "weights"},
 }
@@ -68,6 +69,7 @@ def test_every_room_has_its_arrows() -> None:
         "doctor",
         "quickstart",
         "runs",
+        "tabulate",
     }
     rooms = {p.stem for p in PACKAGE.glob("*.py")} | {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
     assert rooms - commands - set(ARROWS) == set()
@@ -81,6 +83,14 @@ def test_every_room_has_its_arrows() -> None:
         "mae_bench.recipes",
         "mae_bench.schema",
         "mae_bench.reporting.record",
+        "mae_bench.reporting.store",
+        "mae_bench.reporting.transfer",
+        "mae_bench.reporting.check",
+        "mae_bench.reporting.staleness",
+        "mae_bench.reporting.compare",
+        "mae_bench.reporting.gate",
+        "mae_bench.reporting.page",
+        "mae_bench.reporting.papers",
         "mae_bench.runs",
         "mae_bench.fetch",
         "mae_bench.suite",

@@ -11,6 +11,7 @@ import pytest
 
 from mae_bench import cli
 from mae_bench.recipes import load_backbone, load_task, resolve_task
+from mae_bench.schema import DataSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tasks/*/README.md")])
@@ -49,12 +50,13 @@ def test_the_backbone_of_the_guide_is_a_backbone(tmp_path: Path) -> None:
 
 
 def test_the_task_of_the_guide_is_a_task(tmp_path: Path) -> None:
-    (text,) = _toml_blocks("docs/adding_a_task.md")
+    text, formats = _toml_blocks("docs/adding_a_task.md")
     folder = tmp_path / "my_task"
     folder.mkdir()
     (folder / "task.toml").write_text(text)
     assert resolve_task(str(folder), load_backbone("vit_b_mae")).values.epochs == 10
     assert load_task(str(folder)).data.expected == {"train": 5000, "val": 1000}
+    assert DataSpec.model_validate(tomllib.loads(formats)["data"]).repository == "owner/name"
 
 
 def test_the_layers_of_the_guide_are_layers() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mae_bench import recipes, reconstruct, runs
 from mae_bench.checkpoints.save import save_encoder, save_model
+from mae_bench.data.sources import Files
 from mae_bench.encoders.vit import random_encoder
 from mae_bench.engine.job import Options
 from mae_bench.errors import UserError
@@ -220,7 +221,7 @@ def test_the_report_and_the_grid(tmp_path: Path) -> None:
 def test_pictures_are_fitted_as_in_validation(tmp_path: Path) -> None:
     path = photo(tmp_path / "wide.png", (77, 31))
     for grid in ((6, 6), (8, 4)):
-        expected = ValidationSamples(Pictures([path]), grid, 4, values())[0][0]
+        expected = ValidationSamples(Pictures(Files([path])), grid, 4, values())[0][0]
         assert torch.equal(reconstruct._picture(path, (4 * grid[0], 4 * grid[1])), expected)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from statistics import fmean, pstdev, stdev
 
 import pytest
 
 from mae_bench.errors import UserError
 from mae_bench.recipes import index, load_backbone, load_task
-from mae_bench.reporting.published import Published, headline, load_published, read_published
+from mae_bench.reporting.published import COLUMNS, SPREAD, headline, load_published, read_published
 
 FOLDER = Path(__file__).resolve().parent.parent / "results" / "published"
-HEADER = ",".join(Published.model_fields)
+HEADER = ",".join(COLUMNS)
 ROWS = load_published()
 
 
@@ -97,6 +98,42 @@ def test_no_number_where_the_protocol_differs(protocol: str, backbone: str) -> N
     assert all(headline(comparable, protocol, backbone, metric) is None for metric in ("top1", "box_AP", "mIoU"))
 
 
+def test_a_published_spread_is_that_of_its_trials() -> None:
+    """FINETUNE.md prints the four runs; its own 0.08 and 0.07 divide by n, a sample's deviation by n - 1."""
+    fair = [row for row in ROWS if row.source == "facebookresearch/mae@efb2a80"]
+    for backbone, printed in (("vit_b_mae", 0.08), ("vit_l_mae", 0.07)):
+        trials = [row.value for row in fair if row.ours == backbone and "trial=" in row.protocol]
+        (mean,) = [row for row in fair if row.ours == backbone and "mean_of_4" in row.protocol]
+        (std,) = [row for row in fair if row.ours == backbone and "std_of_4" in row.protocol]
+        assert (len(trials), mean.n, mean.std_n) == (4, 4, 4)
+        assert mean.value == pytest.approx(fmean(trials), abs=0.006)
+        assert mean.std == pytest.approx(stdev(trials), abs=0.0005)
+        assert std.value == printed == round(pstdev(trials), 2)
+
+
+def test_only_what_a_source_states_is_a_spread() -> None:
+    stated = [(row.task, row.backbone, row.metric, row.std) for row in ROWS if row.std is not None]
+    assert stated == [
+        ("COCO", "ViT-B/16", "box_AP", 0.1),
+        ("COCO", "ViT-B/16", "mask_AP", 0.1),
+        ("LVIS v1", "ViT-B/16", "box_AP", 0.3),
+        ("LVIS v1", "ViT-B/16", "mask_AP", 0.3),
+        ("ImageNet-1K", "ViT-B/16", "top1", 0.094),
+        ("ImageNet-1K", "ViT-L/16", "top1", 0.079),
+    ]
+
+
+def test_a_headline_comes_with_the_spread_of_its_protocol() -> None:
+    row = headline(ROWS, "coco-vitdet-maskrcnn-1024@1", "vit_b_mae", "box_AP")
+    assert row is not None
+    assert (row.value, row.source_locator, row.std, row.std_n, row.n) == (51.6, "Table 5", 0.1, 5, None)
+    assert row.spread.startswith("facebookresearch/detectron2@02b5c4e, projects/ViTDet/README.md: ")
+    other = headline(ROWS, "coco-vitdet-maskrcnn-1024@1", "vit_l_mae", "box_AP")
+    assert other is not None
+    assert (other.std, other.spread) == (None, "")
+
+
+WIDE = f"{HEADER},{','.join(SPREAD)}"
 ROW = "MAE,ViT-B/16,ImageNet-1K,finetune,none,top1,83.6,IN1K,1600,a paper,Table 3,true,"
 
 
@@ -104,6 +141,12 @@ ROW = "MAE,ViT-B/16,ImageNet-1K,finetune,none,top1,83.6,IN1K,1600,a paper,Table 
     ("lines", "message"),
     [
         ([HEADER[:-1], ROW], "expected the columns method,"),
+        ([HEADER + ",std", ROW + ",0.1"], "or these and std,std_n,n,spread"),
+        ([WIDE, ROW], "line 2: expected 17 cells"),
+        ([WIDE, ROW + ",0.1,,,seeds"], "line 2: std, std_n and spread are given together"),
+        ([WIDE, ROW + ",0.1,3,,"], "line 2: std, std_n and spread are given together"),
+        ([WIDE, ROW + ",0,3,,seeds"], "line 2: std: "),
+        ([WIDE, ROW + ",0.1,1,,seeds"], "line 2: std_n: "),
         ([HEADER, ROW + ",more"], "line 2: expected 13 cells"),
         ([HEADER, ROW, "MAE,ViT-B/16"], "line 3: expected 13 cells"),
         ([HEADER, ROW.replace("83.6", "83,6")], "line 2: expected 13 cells"),
@@ -129,6 +172,9 @@ def test_users_add_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder = tmp_path / "results" / "published"
     folder.mkdir(parents=True)
     (folder / "mine.csv").write_text(f"{HEADER}\n{ROW}\n")
+    (folder / "with_spread.csv").write_text(f"{WIDE}\n{ROW},0.1,3,3,over seeds\n")
     monkeypatch.setenv("MAE_BENCH_PATH", str(tmp_path))
-    assert load_published()[:-1] == ROWS
-    assert load_published()[-1].source == "a paper"
+    *others, plain, spread = load_published()
+    assert others == ROWS
+    assert (plain.source, plain.std, plain.n) == ("a paper", None, None)
+    assert (spread.std, spread.std_n, spread.n, spread.spread) == (0.1, 3, 3, "over seeds")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +16,8 @@ from hypothesis import strategies as st
 from reporting_records import record
 
 from mae_bench.errors import UserError
-from mae_bench.reporting.record import read_record, write_record
-from mae_bench.reporting.store import COLUMNS, frame, load_records, promote
+from mae_bench.reporting.record import Record, write_record
+from mae_bench.reporting.store import COLUMNS, frame, load_frame, load_records
 
 
 def test_records_are_found_at_any_depth_and_other_json_is_left_alone(tmp_path: Path) -> None:
@@ -43,7 +46,7 @@ def test_a_damaged_record_is_refused_not_skipped(tmp_path: Path) -> None:
 
 def test_a_named_file_must_be_a_record(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(UserError, match=r"x\.json is not a record"):
+    with pytest.raises(UserError, match=r"x\.json is not a record: it states no schema_version"):
         list(load_records([tmp_path / "x.json"]))
     with pytest.raises(UserError, match="cannot read"):
         list(load_records([tmp_path / "none"]))
@@ -85,38 +88,94 @@ def test_given_weights_are_told_apart() -> None:
     assert list(frame([evaluated])["given"]) == [""]
 
 
-def test_promotion(tmp_path: Path) -> None:
-    paths = promote([record(seed=0), record(seed=1)], tmp_path)
-    assert paths[0] == tmp_path / "tiny_linear" / "vit_t_mae" / "tiny_linear.vit_t_mae.seed0.json"
-    assert [read_record(path) for path in paths] == [record(seed=0), record(seed=1)]
-    assert list(load_records([tmp_path])) == [record(seed=0), record(seed=1)]
-
-
-def test_promotion_is_refused_as_a_whole(tmp_path: Path) -> None:
-    promote([record(seed=0)], tmp_path)
-    smoke = record(seed=5, smoke=True, protocol="tiny-linear@1+smoke")
-    again = record(seed=0, run_id="a-second-run-of-seed-0", value=60.0)
-    for refused, message in [
-        (smoke, "is a smoke run"),
-        (record(seed=0), "already, as 'tiny_linear.vit_t_mae.seed0'"),
-        (again, "run 'a-second-run-of-seed-0' is in .* already"),
-        (record(seed=5, run_id="../../outside"), "cannot name a file"),
-        (record(seed=5, backbone=".."), "cannot name a file"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            promote([record(seed=7), refused], tmp_path)
-    with pytest.raises(UserError, match="already"):
-        promote([record(seed=7), record(seed=7)], tmp_path)
-    assert len(list(load_records([tmp_path]))) == 1
-
-
-def test_another_recipe_of_the_same_seed_may_be_promoted(tmp_path: Path) -> None:
-    promote([record()], tmp_path)
-    promote([record(run_id="later", recipe_hash="9" * 64)], tmp_path)
-    assert len(list(tmp_path.glob("*/*/*.json"))) == 2
-
-
 def test_a_record_survives_reformatting(tmp_path: Path) -> None:
     path = write_record(record(), tmp_path, "x.json")
     path.write_text(json.dumps(json.loads(path.read_text())))
     assert list(load_records([tmp_path])) == [record()]
+
+
+def without_files(table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns="file")
+
+
+def test_the_frame_of_files_is_that_of_their_records(tmp_path: Path) -> None:
+    for number, run in enumerate(VARIED):
+        write_record(run, tmp_path / str(number))
+    pd.testing.assert_frame_equal(without_files(load_frame([tmp_path])), without_files(frame(VARIED)))
+    pd.testing.assert_frame_equal(without_files(load_frame([tmp_path], "other")), without_files(frame(VARIED, "other")))
+    assert set(load_frame([tmp_path])["file"]) == {str(path) for path in tmp_path.glob("*/record.json")}
+    assert set(frame(VARIED)["file"]) == {""}
+
+
+VARIED = [
+    *MANY,
+    record(seed=7, weights={"kind": "given", "sha256": "a" * 64, "maker": {"run_id": "a run", "git": {}}}),
+    record(seed=8, weights={"kind": "given", "sha256": "a" * 64, "maker": {"run_id": ["hostile"]}}),
+    record(seed=9, git={"dirty": True}, metrics={"top1": None}),
+    record(
+        seed=10, protocol="tiny-linear@1+set:x", overridden=["epochs", "randaug"], recipe={"values": {"epochs": 2.0}}
+    ),
+    record(seed=11, protocol="tiny-linear@1+set:x", overridden=["no_such_value"], recipe={"values": "hostile"}),
+]
+
+
+def test_columns_of_origin() -> None:
+    """What tells stale rows and rows of doubtful origin apart."""
+    rows = frame(VARIED).set_index("seed")
+    assert list(rows.loc[[7, 8, 9], "started_from"]) == ["a run", "", ""]
+    assert list(rows.loc[[7, 8, 9], "dirty"]) == [False, False, True]
+    assert frame([record(), record(init="scratch")])["untrained"].tolist() == [False, True]
+    # The recipe leaves values at the schema's default out.
+    assert rows.loc[10, "settings"] == ("epochs=2.0", 'randaug=""')
+    assert rows.loc[11, "settings"] == ("no_such_value=null",)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, len(VARIED) - 1), st.booleans()), max_size=8), st.permutations(list("abcdefgh"))
+)
+def test_any_order_subset_and_copies_of_files_give_one_frame(picked: list[tuple[int, bool]], names: list[str]) -> None:
+    """Copies may have other names and another layout, too."""
+    expected = without_files(frame(VARIED[number] for number in sorted({number for number, _ in picked})))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (number, reformatted) in zip(names, picked, strict=False):
+            text = VARIED[number].model_dump_json(indent=1)
+            Path(folder, f"{name}.json").write_text(json.dumps(json.loads(text)) if reformatted else text)
+        files = list(Path(folder).iterdir())
+        for order in (files, files[::-1], [*files, *files], [folder]):
+            found = load_frame(order)
+            pd.testing.assert_frame_equal(without_files(found), expected)
+            pd.testing.assert_frame_equal(found, load_frame([folder]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_damaged_file_is_refused_by_name_or_changes_nothing(data: st.DataObject) -> None:
+    """One byte of a file cut, changed or repeated: the loader names the file, or reads a valid record."""
+    text = bytearray(record().model_dump_json(indent=1).encode())
+    place = data.draw(st.integers(0, len(text) - 1))
+    kind = data.draw(st.sampled_from(["cut", "change", "repeat"]))
+    if kind == "cut":
+        del text[place:]
+    elif kind == "change":
+        text[place] = data.draw(st.integers(0, 255))
+    else:
+        text[place:place] = text[place : place + 1]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "record.json")
+        path.write_bytes(text)
+        outcome = read(path)
+    assert isinstance(outcome, Record) or (str(path) in outcome and "\n" not in outcome)
+
+
+def read(path: Path) -> Record | str:
+    try:
+        return next(load_records([path]))
+    except UserError as error:
+        return str(error)
+
+
+def test_looking_after_records_imports_no_torch() -> None:
+    modules = ", ".join(f"mae_bench.reporting.{name}" for name in ("store", "transfer", "check", "staleness"))
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,6 +6,7 @@ Each test names the fault; where a room's own tests pin one in detail, only the 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,31 @@ def test_a_file_with_another_hash_is_not_the_published_one_whatever_its_name(tmp
 def test_pre_training_does_not_go_on_from_weights_under_the_from_scratch_protocol(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pre-trains from random weights, and 'vit_t_mae' brings its own"):
         mae_bench.run("tiny_pretrain", str(_published(tmp_path)), options=QUIET)
+
+
+def test_a_number_that_was_edited_by_hand_is_found(tmp_path: Path) -> None:
+    """A better number typed into a record, which every table would have shown."""
+    from mae_bench.reporting.record import read_record
+
+    file = _smoke("tiny_linear", tmp_path) / "record.json"
+    record = read_record(file)
+    assert record.images is not None
+    assert record.images.count == record.data.counts["val"]
+    stated = json.dumps({"top1": record.value})[1:-1]
+    text = file.read_text(encoding="utf-8")
+    assert text.count(stated) > 1
+    file.write_text(text.replace(stated, '"top1": 83.1', 1), encoding="utf-8")
+    with pytest.raises(UserError, match=r"metrics.top1 is 83.1, but of images .* % are right: one of them was changed"):
+        read_record(file)
+
+
+def test_a_file_of_a_newer_schema_is_not_read_as_ours(tmp_path: Path) -> None:
+    """Fields that changed their meaning since, read under their old one; and a file that states no version at all."""
+    from mae_bench.reporting.record import read_record
+
+    file = _smoke("tiny_linear", tmp_path) / "record.json"
+    text = file.read_text(encoding="utf-8")
+    for head, message in (('"schema_version": 3,', "newer mae_bench"), ("", "states no schema_version")):
+        file.write_text(text.replace('"schema_version": 2,', head, 1), encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            read_record(file)

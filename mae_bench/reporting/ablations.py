@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean, stdev
 
+from mae_bench.reporting import shown
+from mae_bench.reporting.grid import DASH, Cell, Table, ranked
+from mae_bench.reporting.grid import Column as Head
+from mae_bench.reporting.grid import Row as Line
 from mae_bench.reporting.published import Published, load_published
 from mae_bench.reporting.record import Record
-from mae_bench.reporting.tables import DASH, markdown, spread, text
+from mae_bench.reporting.statistics import summarise
 
 FOREIGN = (
     "Not comparable: the numbers of this form come from a small model on made pictures, the published ones from the "
@@ -47,65 +50,92 @@ def suite_table(
     *,
     source: str,
     comparable: bool,
+    name: str = "suite",
     published: Sequence[Published] | None = None,
-) -> str:
-    """Markdown: mean ± sample standard deviation over seeds (n) of each cell and column, and the published number.
+    code_hash: Callable[[str], str] | None = None,
+) -> Table:
+    """Mean ± sample standard deviation over seeds (n) of each cell and column, and the published number.
 
     A transfer belongs to a cell by the recipe of the run that made its weights. Of a seed the newest run counts, smoke
-    runs and evaluations of trained models never do. ``published`` replaces the rows of results/published whose
-    ``source`` is the given one.
+    runs and evaluations of trained models never do. Best and second best are marked within each table of the paper.
+
+    Args:
+        comparable: this form of the suite is the paper's setting; otherwise title and notes say that it is not.
+        published: instead of the rows of results/published, of which those of ``source`` are taken.
+        code_hash: hash of an engine's code today; numbers of other code are marked.
     """
-    found = published if published is not None else [row for row in load_published() if row.source == source]
-    values = _values(records)
-    head = ["cell", "changed"]
+    found = [row for row in load_published() if row.source == source] if published is None else published
+    runs, foreign = _runs(records, rows, columns)
+    heads = [Head("cell", "left"), Head("changed", "left")]
     for column in columns:
-        head += [text(column.task), "published"] if column.published else [text(column.task)]
-    parts = [f"# {text(title)}\n", "" if comparable else f"\n{FOREIGN}\n"]
-    missing = 0
-    for table, members in groupby(rows, key=lambda row: row.table):
-        lines = []
-        for row in members:
-            line = [text(row.cell), text(row.changed) or DASH]
-            hashes = row.transfers or ("",) * len(columns)
-            for column, recipe in zip(columns, hashes, strict=True):
-                mine = values.get((row.pretraining, recipe), {})
-                missing += bool(row.pretraining) and not mine
-                line += [_own(list(mine.values()))] + [_beside(row, column, found)] * bool(column.published)
-            lines.append(line)
-        parts.append(f"\n## {text(table or 'cells')}\n\n" + markdown(head, lines, left=2))
-    notes = ["± sample standard deviation over n seeds"] + ([f"published: {text(source)}"] if source else [])
-    if missing:
-        notes.append(f"{missing} numbers are still to be run")
-    return "".join(parts) + "\n" + "".join(f"- {note}\n" for note in notes)
+        heads += [Head(column.task)] + ([Head("published", "right", column.task)] if column.published else [])
+    lines: list[Line] = []
+    for table, group in groupby(rows, key=lambda row: row.table):
+        members = list(group)
+        blocks: list[list[Cell]] = []
+        for i, column in enumerate(columns):
+            own = [runs.get((row.pretraining, row.transfers[i]), {}) if row.transfers else {} for row in members]
+            blocks.append(ranked([_own(list(one.values()), code_hash) for one in own]))
+            if column.published:
+                blocks.append(ranked([_beside(row, column, found) for row in members]))
+        lines += [Line((Cell(table),), "section")] if table else []
+        for row, *numbers in zip(members, *blocks, strict=True):
+            lines.append(Line((Cell(row.cell), Cell(row.changed or DASH), *numbers)))
+    title += "" if comparable else " (not comparable with the published numbers)"
+    notes = ([] if comparable else [FOREIGN]) + _notes(rows, runs, foreign, lines, source)
+    return Table(name, title, tuple(heads), tuple(lines), tuple(notes))
 
 
-def _values(records: Iterable[Record]) -> dict[tuple[str, str], dict[int, float | None]]:
-    """(recipe of the pre-training, recipe of the transfer) -> seed -> primary metric."""
-    values: dict[tuple[str, str], dict[int, float | None]] = {}
-    for record in sorted(records, key=lambda record: record.created):
+Runs = dict[tuple[str, str], dict[int, Record]]  # recipes of pre-training and transfer -> seed -> the newest run
+
+
+def _runs(records: Iterable[Record], rows: Sequence[Row], columns: Sequence[Column]) -> tuple[Runs, int]:
+    """The runs of the suite's cells, seeds in order, and how many of its tasks are of no cell."""
+    known = {(row.pretraining, transfer) for row in rows for transfer in row.transfers}
+    tasks = {column.task for column in columns}
+    runs: Runs = {}
+    foreign = 0
+    for record in sorted(records, key=lambda record: (record.created, record.model_dump_json())):
         maker = record.weights.maker.get("recipe_hash")
         if isinstance(maker, str) and not record.smoke and not record.eval_only:
-            values.setdefault((maker, record.recipe_hash), {})[record.seed] = record.value
-    return values
+            if (maker, record.recipe_hash) in known:
+                runs.setdefault((maker, record.recipe_hash), {})[record.seed] = record
+            else:
+                foreign += record.task in tasks
+    return {key: dict(sorted(of_seed.items())) for key, of_seed in runs.items()}, foreign
 
 
-def _own(values: list[float | None]) -> str:
-    if not values:
-        return DASH
-    numbers = [math.nan if value is None else value for value in values]
-    std = stdev(numbers) if len(numbers) > 1 else math.nan
-    return spread({"mean": fmean(numbers), "std": std, "n": len(numbers)})
+def _own(runs: Sequence[Record], code_hash: Callable[[str], str] | None) -> Cell:
+    if not runs:
+        return Cell(DASH)
+    found = summarise([math.nan if run.value is None else run.value for run in runs])
+    text = shown.spread({"mean": found.mean, "std": found.std, "n": found.n})
+    other = code_hash is not None and any(run.code_hash != code_hash(run.engine) for run in runs)
+    return Cell(text, found.mean, found.std, found.n, notes=shown.OTHER_CODE * other)
 
 
-def _beside(row: Row, column: Column, published: Sequence[Published]) -> str:
+def _beside(row: Row, column: Column, published: Sequence[Published]) -> Cell:
     """The published number of a cell and column; several that disagree are all shown."""
-    values = [
-        f"{one.value:g}"
+    values = dict.fromkeys(
+        one.value
         for one in published
         if one.verified
         and row.published
         and one.source_locator.partition(" (")[0] == row.table
         and one.protocol.split(";") == [column.published, row.published]
         and row.published_epochs in (0, one.pretrain_epochs)
-    ]
-    return " / ".join(dict.fromkeys(values)) or DASH
+    )
+    text = " / ".join(map(shown.printed, values)) or DASH
+    return Cell(text, next(iter(values))) if len(values) == 1 else Cell(text)
+
+
+def _notes(rows: Sequence[Row], runs: Runs, foreign: int, lines: Sequence[Line], source: str) -> list[str]:
+    missing = sum((row.pretraining, transfer) not in runs for row in rows for transfer in row.transfers)
+    notes = ["± sample standard deviation over n seeds"] + ([f"published: {source}"] if source else [])
+    if any(cell.notes for line in lines for cell in line.cells):
+        notes.append(f"{shown.OTHER_CODE} made by other code than this tree's")
+    if missing:
+        notes.append(f"{missing} numbers are still to be run")
+    if foreign:
+        notes.append(f"{foreign} runs left out (of a recipe that is no cell of this suite, or no longer)")
+    return notes

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from mae_bench import places
 from mae_bench.errors import UserError
@@ -15,7 +15,11 @@ from mae_bench.reporting.record import one_line
 from mae_bench.schema import Strict
 
 MAX_BYTES = 4 << 20
-EMPTY_TEXT = ("pretrain_data", "ours")  # columns whose empty cell is an empty text; elsewhere it is a missing value
+EMPTY_TEXT = (
+    "pretrain_data",
+    "ours",
+    "spread",
+)  # columns whose empty cell is an empty text; elsewhere it is a missing value
 
 
 class Published(Strict):
@@ -34,6 +38,21 @@ class Published(Strict):
     source_locator: str = Field(min_length=1)  # table, figure or file
     verified: bool  # read in the primary source
     ours: str  # our backbone with these weights; empty = we have none
+    # What the source says about its spread; a file without any may leave the four columns out.
+    std: float | None = Field(None, gt=0)  # sample standard deviation (n - 1) of single runs
+    std_n: int | None = Field(None, ge=2)  # of how many runs
+    n: int | None = Field(None, ge=1)  # runs whose mean `value` is; empty = the source does not say
+    spread: str = ""  # what `std` is of, in words
+
+    @model_validator(mode="after")
+    def _whole_spread(self) -> Published:
+        if len({self.std is None, self.std_n is None, not self.spread}) > 1:
+            raise ValueError("std, std_n and spread are given together or not at all")
+        return self
+
+
+SPREAD = ["std", "std_n", "n", "spread"]
+COLUMNS = [name for name in Published.model_fields if name not in SPREAD]
 
 
 def read_published(path: Path) -> list[Published]:
@@ -43,8 +62,8 @@ def read_published(path: Path) -> list[Published]:
             raise UserError(f"{path} is larger than {MAX_BYTES} bytes: not a table of published numbers")
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            if reader.fieldnames != list(Published.model_fields):
-                raise UserError(f"{path}: expected the columns {','.join(Published.model_fields)}")
+            if reader.fieldnames not in (COLUMNS, COLUMNS + SPREAD):
+                raise UserError(f"{path}: expected the columns {','.join(COLUMNS)}, or these and {','.join(SPREAD)}")
             return [_parse(row, f"{path} line {reader.line_num}") for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {one_line(error)}") from error
@@ -52,7 +71,7 @@ def read_published(path: Path) -> list[Published]:
 
 def _parse(row: dict[str | None, object], where: str) -> Published:
     if None in row or None in row.values():
-        raise UserError(f"{where}: expected {len(Published.model_fields)} cells")
+        raise UserError(f"{where}: expected {len([key for key in row if key])} cells")
     try:
         return Published.model_validate_strings(
             {key: value for key, value in row.items() if value or key in EMPTY_TEXT}
@@ -68,7 +87,16 @@ def load_published() -> list[Published]:
 
 
 def headline(rows: Iterable[Published], protocol_id: str, backbone: str, metric: str) -> Published | None:
-    """The published number that stands beside a cell of ours: the first verified one, a paper's before a re-run's."""
+    """The published number that stands beside a cell of ours: the first verified one, a paper's before a re-run's.
+
+    Where its source states no spread and another one does for the same protocol, weights and metric, it comes with
+    that one's ``std``; ``spread`` then names it.
+    """
     key = (protocol_id, backbone, metric)
     matches = [row for row in rows if row.verified and (row.protocol_id, row.ours, row.metric) == key]
-    return min(matches, key=lambda row: "arXiv" not in row.source, default=None)
+    found = min(matches, key=lambda row: "arXiv" not in row.source, default=None)
+    stated = next((row for row in matches if row.std is not None), None)
+    if found is None or stated is None or found.std is not None:
+        return found
+    spread = f"{stated.source}, {stated.source_locator}: {stated.spread}"
+    return found.model_copy(update={"std": stated.std, "std_n": stated.std_n, "spread": spread})

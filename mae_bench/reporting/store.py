@@ -1,20 +1,24 @@
-"""Find records, show them as a table of runs, and promote some into the repository. Imports no torch.
+"""Find records and show them as a table of runs. Imports no torch.
 
-``runs/`` holds a user's own runs; ``results/runs/<task>/<backbone>/`` holds those that were promoted on purpose.
+``runs/`` holds a user's own runs; ``results/runs/<task>/<backbone>/`` holds those that were promoted on purpose
+(`transfer.promote`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from mae_bench.errors import UserError
-from mae_bench.reporting.record import Record, read_record, write_record
+from mae_bench.reporting.record import Record, read_record
+from mae_bench.schema import VALUES
 
 # A run's folder holds other JSON, too (logs, predictions); a record is recognised by its first key.
 RECORD_HEAD = re.compile(rb'\s*\{\s*"schema_version"\s*:')
@@ -23,6 +27,7 @@ RECORD_HEAD = re.compile(rb'\s*\{\s*"schema_version"\s*:')
 COLUMNS = {
     "task": "str",
     "protocol": "str",
+    "recipe_protocol": "str",
     "engine": "str",
     "backbone": "str",
     "size": "str",
@@ -36,15 +41,21 @@ COLUMNS = {
     "eval_only": "bool",
     "ours": "object",
     "overridden": "object",
+    "settings": "object",
     "weights": "str",
     "given": "str",
+    "untrained": "bool",
+    "started_from": "str",
     "recipe_hash": "str",
     "code_hash": "str",
+    "dirty": "bool",
     "created": "datetime64[us, UTC]",
     "seconds": "float64",
     "run_id": "str",
     "digest": "str",
+    "file": "str",
 }
+ORDER = ["task", "protocol", "backbone", "seed", "created", "digest", "file"]
 
 
 def load_records(paths: Iterable[Path | str]) -> Iterator[Record]:
@@ -56,22 +67,35 @@ def load_records(paths: Iterable[Path | str]) -> Iterator[Record]:
     Raises:
         UserError: a path does not exist, or a record is damaged.
     """
+    return (read_record(file) for file in record_files(paths))
+
+
+def record_files(paths: Iterable[Path | str]) -> Iterator[Path]:
+    """The files that `load_records` reads, in its order."""
     for path in map(Path, paths):
         if path.is_dir():
-            yield from map(read_record, _record_files(path))
+            yield from (file for file in files_below(path) if is_record(file))
         else:
-            yield read_record(path)
+            yield path
 
 
-def _record_files(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
+    """Every file below ``folder``, in a fixed order; links to folders are not followed.
+
+    Raises:
+        UserError: a folder cannot be listed.
+    """
     for parent, folders, files in os.walk(folder, onerror=_unreadable):
         folders.sort()
         for name in sorted(files):
-            path = Path(parent, name)
-            if not path.is_file():
-                continue  # a pipe or socket would never answer
-            if name == "record.json" or (name.endswith(".json") and _begins_like_a_record(path)):
-                yield path
+            yield Path(parent, name)
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file is meant as a record: ``record.json``, or JSON that begins like one."""
+    if path.suffix != ".json" or not path.is_file():  # a pipe or socket would never answer
+        return False
+    return path.name == "record.json" or _begins_like_a_record(path)
 
 
 def _unreadable(error: OSError) -> None:
@@ -91,55 +115,71 @@ def frame(records: Iterable[Record], metric: str | None = None) -> pd.DataFrame:
 
     The same for any order of the records and any number of copies of them. ``value`` is the task's primary metric
     after the last step, or ``metric``, for the runs that have it; ``best`` is its best over all evaluations and
-    ``trivial`` that of a trivial prediction; an undefined value is nan. ``given`` begins the hash of weights that the
-    user named instead of the backbone's.
+    ``trivial`` that of a trivial prediction; an undefined value is nan. ``settings`` are the overridden values as
+    ``--set`` takes them. ``given`` begins the hash of weights that the user named instead of the backbone's;
+    ``untrained`` runs started from random weights, and ``started_from`` is the run that made the weights, where known.
+    ``file`` is the record's, or empty where it was given as an object.
     """
-    rows = (_row(record, metric or record.metric) for record in records if (metric or record.metric) in record.metrics)
+    return _table(((record, "") for record in records), metric)
+
+
+def load_frame(paths: Iterable[Path | str], metric: str | None = None) -> pd.DataFrame:
+    """`frame` of the records that `load_records` finds, with their files; of copies, the first file by name.
+
+    One record at a time is held whole, so memory does not grow with the histories.
+    """
+    return _table(((read_record(file), str(file)) for file in record_files(paths)), metric)
+
+
+def _table(records: Iterable[tuple[Record, str]], metric: str | None) -> pd.DataFrame:
+    rows = (
+        _row(record, metric or record.metric, file)
+        for record, file in records
+        if (metric or record.metric) in record.metrics
+    )
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["created"] = pd.to_datetime(table["created"], utc=True, format="ISO8601")
-    table = table.astype(COLUMNS).drop_duplicates("digest")
-    return table.sort_values(["task", "protocol", "backbone", "seed", "created", "digest"], ignore_index=True)
+    return table.astype(COLUMNS).sort_values(ORDER).drop_duplicates("digest", ignore_index=True)
 
 
-def _row(record: Record, metric: str) -> dict[str, object]:
+def _row(record: Record, metric: str, file: str) -> dict[str, object]:
+    weights = record.weights
+    maker = weights.maker.get("run_id")
     return {
-        **{key: getattr(record, key) for key in COLUMNS if key in Record.model_fields},
+        **{key: getattr(record, key) for key in _PLAIN},
         "metric": metric,
         "value": record.metrics[metric],
         "best": record.best.get(metric),
         "trivial": record.baseline.get(metric),
         "ours": tuple(record.ours),
         "overridden": tuple(record.overridden),
-        "weights": record.weights.sha256,
-        "given": record.weights.sha256[:8] if record.weights.kind == "given" and not record.eval_only else "",
+        "settings": _settings(record),
+        "weights": weights.sha256,
+        "given": weights.sha256[:8] if weights.kind == "given" and not record.eval_only else "",
+        "untrained": weights.kind == "none",
+        "started_from": maker if isinstance(maker, str) else "",
+        "dirty": record.git.dirty,
         "seconds": record.times.seconds,
-        "digest": hashlib.sha256(record.model_dump_json().encode()).hexdigest(),
+        "digest": digest(record),
+        "file": file,
     }
 
 
-def promote(records: Iterable[Record], into: Path) -> list[Path]:
-    """Copy records to ``into/<task>/<backbone>/<run_id>.json``: all of them, or none if one is refused.
-
-    Raises:
-        UserError: a smoke run, a name that cannot be a file's, or a run that is there already (the same run, or the
-            same task, protocol, backbone, seed and recipe).
-    """
-    taken = {key: record.run_id for record in (load_records([into]) if into.is_dir() else ()) for key in _keys(record)}
-    accepted: list[Record] = []
-    for record in records:
-        if record.smoke:
-            raise UserError(f"run '{record.run_id}' is a smoke run: it measures nothing and is not promoted")
-        for name in (record.task, record.backbone, record.run_id):
-            if not re.fullmatch(r"\w[\w.+@=-]{0,200}", name):
-                raise UserError(f"run '{record.run_id}': '{name}' cannot name a file below {into}; rename the recipe")
-        for key in _keys(record):
-            if key in taken:
-                raise UserError(f"run '{record.run_id}' is in {into} already, as '{taken[key]}'; remove that one first")
-            taken[key] = record.run_id
-        accepted.append(record)
-    return [write_record(run, into / run.task / run.backbone, f"{run.run_id}.json") for run in accepted]
+_PLAIN = [key for key in COLUMNS if key in Record.model_fields and key not in ("ours", "overridden", "weights")]
 
 
-def _keys(record: Record) -> tuple[object, ...]:
-    sample = record.weights.sha256 if record.eval_only else record.seed
-    return record.run_id, (record.task, record.protocol, record.backbone, record.eval_only, sample, record.recipe_hash)
+def digest(record: Record) -> str:
+    """sha256 of a record's content, whatever the layout or the schema version of its file."""
+    return hashlib.sha256(record.model_dump_json().encode()).hexdigest()
+
+
+def overridden_values(record: Record) -> dict[str, Any]:
+    """The values that ``--set`` changed. One that was set to the schema's default may be missing from the recipe."""
+    values, fields = record.recipe.get("values"), VALUES[record.engine].model_fields
+    stated = values if isinstance(values, dict) else {}
+    defaults = {key: fields[key].get_default(call_default_factory=True) for key in record.overridden if key in fields}
+    return {key: value for key in record.overridden for value in [stated.get(key, defaults.get(key))]}
+
+
+def _settings(record: Record) -> tuple[str, ...]:
+    return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in overridden_values(record).items())

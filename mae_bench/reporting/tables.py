@@ -5,62 +5,127 @@ Everything here is a function of the runs alone: any order and any number of cop
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 
 from mae_bench.errors import UserError, nearest
-from mae_bench.reporting.cells import COLUMN, INITS, ROW, SIZES, cells, compare, select
-from mae_bench.reporting.published import Published, headline, load_published
-from mae_bench.reporting.record import one_line
+from mae_bench.reporting import shown
+from mae_bench.reporting.cells import COLUMN, INITS, MARKED, ROW, cells, compare, rows, select
+from mae_bench.reporting.grid import DASH, Cell, Column, Row, Table
+from mae_bench.reporting.pivot import pivot
+from mae_bench.reporting.published import Published, load_published
+from mae_bench.reporting.render import Form, render
+from mae_bench.reporting.shown import Shown
+from mae_bench.reporting.statistics import bootstrap
 
-Form = Literal["markdown", "csv"]
-Layout = Literal["wide", "long"]
-Cell = dict[str, Any]  # one row of `cells`, with `published` (Published | None) and `gap`
-
-OURS, EVALUATED, MIXED = "*", "†", "‡"
-LONG = ["task", "protocol", "metric", "size", "backbone", "mean ± std", "n", "best", "trivial", "published", "gap"]
-DASH = "–"
+Layout = Literal["wide", "long", "full"]
+WORDS = {"within": "within noise", "no spread": "n = 1", "undefined": "undefined"}
+LONG = ["task", "protocol", "metric", "size", "backbone", "mean ± std", "n", "best", "trivial", "published", "gap",
+        "verdict"]  # fmt: skip
+TYPED = 5  # columns of names at the beginning of `LONG` and of a comparison
 
 
-def table(
+def table(runs: pd.DataFrame, *, form: Form = "markdown", layout: Layout = "wide", stale: bool = False,
+          published: Sequence[Published] | None = None) -> str:  # fmt: skip
+    """`results` as text. CSV has the layout 'full' whatever ``layout`` says."""
+    return render(results(runs, layout="full" if form == "csv" else layout, stale=stale, published=published), form)
+
+
+def comparison(runs: pd.DataFrame, first: str, second: str, *, form: Form = "markdown", stale: bool = False) -> str:
+    """`compared` as text."""
+    return render(compared(runs, first, second, stale=stale), form)
+
+
+def results(
     runs: pd.DataFrame,
     *,
-    form: Form = "markdown",
     layout: Layout = "wide",
+    by: tuple[Sequence[str], Sequence[str]] | None = None,
+    stale: bool = False,
     published: Sequence[Published] | None = None,
-) -> str:
-    """The default table of `store.frame`'s runs, as text that ends with a newline.
+    links: Path | None = None,
+) -> Table:
+    """The default table of `store.frame`'s runs.
 
-    ``wide``: one row a backbone and one column a task's metric and protocol, the published number and the gap beside it
-    where protocol and weights are the same. ``long``: one row a cell. CSV is always long, with numbers in columns of
-    their own.
+    ``wide``: one row a backbone and one column a task's metric and protocol, the published number, the gap and the
+    verdict beside it where protocol and weights are the same. ``long``: one row a cell. ``full``: that with every
+    number in a column of its own, for programs.
 
     Args:
-        runs: from `store.frame`; rows may have been filtered.
+        runs: from `store.frame`, best judged by `staleness.judge`; rows may have been filtered.
+        by: properties that name rows and columns of the wide layout, instead of size and backbone by task, protocol
+            and metric.
+        stale: take in runs whose recipe or protocol has changed since.
         published: instead of the rows in ``results/published``.
+        links: the folder in which the table will lie; numbers then link to their records.
 
     Raises:
-        UserError: no run counts (none at all, or smoke runs only).
+        UserError: no run counts (none at all, or smoke runs only), or ``by`` is no possible table (see `pivot`).
     """
-    chosen, left_out = select(runs)
+    chosen, left_out = select(runs, stale=stale)
     if chosen.empty:
         why = "; ".join(left_out) or "no records"
         raise UserError(f"no results to show: {why}; `python -m mae_bench run --task … --backbone …` makes some")
-    shown = _beside(cells(chosen), load_published() if published is None else published)
-    if form == "csv":
-        return _csv(shown)
-    body = _wide(shown) if layout == "wide" else _long(shown)
-    return markdown(*body) + _footnotes([*_marks(shown), *_sources(shown), *left_out])
+    numbers = load_published() if published is None else published
+    if layout == "wide":
+        row_names, column_names = by or (("size", "backbone"), ("task", "protocol", "metric"))
+        made = pivot(chosen, row_names, column_names, published=numbers, links=links)
+        return Table(made.name, made.title, made.columns, made.rows, (*made.notes, *left_out))
+    found = shown.beside(cells(chosen), numbers)
+    if layout == "full":
+        return _full(found)
+    head = [Column(text, "left" if i < TYPED else "right") for i, text in enumerate(LONG)]
+    lines = tuple(_long_row(cell, links) for cell in found)
+    return Table("results", "Results", tuple(head), lines, (*shown.footnotes(found), *shown.sources(found), *left_out))
 
 
-def comparison(runs: pd.DataFrame, first: str, second: str, *, form: Form = "markdown") -> str:
-    """Whether initialisation ``first`` differs from ``second`` by more than twice the spread, per column and size.
+def _long_row(cell: Shown, links: Path | None) -> Row:
+    return Row((
+        *(Cell(cell[key], code=True) for key in COLUMN),
+        Cell(cell["size"]),
+        shown.name(cell),
+        shown.ours(cell, links, count=False),
+        Cell(str(cell["n"])),
+        Cell(DASH if math.isnan(cell["best"]) else shown.number(cell["best"]), cell["best"]),
+        Cell(shown.span([cell["trivial"]]), cell["trivial"]),
+        shown.published(cell),
+        shown.gap(cell),
+        shown.verdict(cell),
+    ))  # fmt: skip
+
+
+def _full(found: Sequence[Shown]) -> Table:
+    """Every number in a column of its own; nothing is rounded to two decimals and nothing is marked."""
+    names = [*COLUMN, "size", "init", "backbone", "given"]
+    numbers = ["mean", "std", "low", "high", "best", "trivial"]
+    head = [*names, "n", "seeds", *numbers, "bootstrap_low", "bootstrap_high", "published", "gap", "verdict", "source",
+            "source_locator", "ours", "eval_only", "mixed_weights", "other_code", "stale"]  # fmt: skip
+    lines = []
+    for cell in found:
+        one: Published | None = cell["published"]
+        words = [cell["verdict"], one.source if one else "", one.source_locator if one else ""]
+        flags = [
+            " ".join(sorted(cell["ours"])),
+            *(str(bool(cell[key])) for key in ("eval_only", "mixed", "other_code")),
+        ]
+        lines.append(Row((
+            *(Cell(cell[key]) for key in names),
+            Cell(str(cell["n"])),
+            Cell(cell["seeds"]),
+            *(Cell(value=cell[key]) for key in numbers),
+            *(Cell(value=end) for end in bootstrap(list(cell["values"].values()))),
+            *((Cell(value=one.value), Cell(value=cell["gap"])) if one else (Cell(), Cell())),
+            *map(Cell, (*words, *flags, "; ".join(cell["stale"]))),
+        )))  # fmt: skip
+    return Table("results", "Results", tuple(Column(text, "left") for text in head), tuple(lines))
+
+
+def compared(runs: pd.DataFrame, first: str, second: str, *, stale: bool = False, links: Path | None = None) -> Table:
+    """Whether initialisation ``first`` differs from ``second``, per column, size and pair of backbones.
 
     Raises:
         UserError: unknown initialisation, or no column that has runs of both.
@@ -68,215 +133,52 @@ def comparison(runs: pd.DataFrame, first: str, second: str, *, form: Form = "mar
     for init in (first, second):
         if init not in INITS:
             raise UserError(f"unknown initialisation '{init}'{nearest(init, INITS)}; known: {', '.join(INITS)}")
-    pairs = compare(runs, first, second)
-    if pairs.empty:
+    if first == second:
+        raise UserError(f"--compare {first} {second}: give two different initialisations")
+    pairs = rows(compare(runs, first, second, stale=stale))
+    if not pairs:
         raise UserError(f"nothing to compare: no task has runs of both '{first}' and '{second}' at one size")
-    if form == "csv":
-        return _csv_text(list(pairs.columns), pairs.itertuples(index=False))
-    words = {"above": f"{first} above", "below": f"{first} below", "within": "within noise", "no spread": "n = 1"}
-    head = [*COLUMN, first, second, "difference", "2·√(s₁² + s₂²)", "verdict"]
-    rows = [
-        [
-            *(_name(pair[key]) for key in COLUMN),
-            *(f"{_label(pair, side)} {spread(pair, side)}" for side in ("_1", "_2")),
-            _signed(pair["difference"]),
-            DASH if math.isnan(pair["bound"]) else _number(pair["bound"]),
-            words.get(pair["verdict"], pair["verdict"]),
-        ]
-        for pair in _rows(pairs)
+    words = {"above": f"{first} above", "below": f"{first} below"} | WORDS
+    head = [
+        *(Column(name, "left") for name in COLUMN),
+        *(Column("backbone", "left", first), Column("mean", "right", first)),
+        *(Column("backbone", "left", second), Column("mean", "right", second)),
+        Column("difference"),
+        *(Column(end, "right", "95 % interval") for end in ("from", "to")),
+        *map(Column, ("2·√(s₁² + s₂²)", "p", "seed pairs", "verdict")),
     ]
-    return markdown(head, rows, left=5) + _footnotes(select(runs)[1])
-
-
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
-
-
-def _beside(summary: pd.DataFrame, published: Sequence[Published]) -> list[Cell]:
-    """Cells with the published number of the same protocol, weights and metric; given weights have none."""
-    shown = _rows(summary)
-    for cell in shown:
-        found = None if cell["given"] else headline(published, cell["protocol"], cell["backbone"], cell["metric"])
-        cell["published"] = found
-        cell["gap"] = cell["mean"] - found.value if found else math.nan
-    return shown
-
-
-def _wide(shown: list[Cell]) -> tuple[list[str], list[list[str]], int]:
-    """Header, rows and the number of left-aligned columns."""
-    columns = list(dict.fromkeys(tuple(cell[key] for key in COLUMN) for cell in shown))
-    by_place = {(*(cell[key] for key in COLUMN), *(cell[key] for key in ROW)): cell for cell in shown}
-    head, protocol, trivial = ["size", "backbone"], ["", "protocol"], ["", "trivial prediction"]
-    wide_columns = set()
-    for column in columns:
-        members = [cell for cell in shown if tuple(cell[key] for key in COLUMN) == column]
-        head.append(f"{_name(column[0])} {_name(column[2])}")
-        protocol.append(_name(column[1]))
-        trivial.append(_range([cell["trivial"] for cell in members]))
-        if any(cell["published"] for cell in members):
-            wide_columns.add(column)
-            head += ["published", "gap"]
-            protocol += ["", ""]
-            trivial += ["", ""]
-    rows = [protocol, trivial]
-    for row in _row_order(shown):
-        line = [row["size"], _label(row)]
-        for column in columns:
-            cell = by_place.get((*column, *(row[key] for key in ROW)))
-            line.append(spread(cell) + _mark(cell) if cell else DASH)
-            if column in wide_columns:
-                line += [_published(cell), _signed(cell["gap"]) if cell else DASH]
-        rows.append(line)
-    return head, rows, 2
-
-
-def _row_order(shown: list[Cell]) -> list[Cell]:
-    """One cell of each row, sizes in order and baselines first."""
-    first = {tuple(cell[key] for key in ROW): cell for cell in shown}
-    return sorted(
-        first.values(),
-        key=lambda cell: (SIZES.index(cell["size"]), INITS.index(cell["init"]), cell["backbone"], cell["given"]),
-    )
-
-
-def _long(shown: list[Cell]) -> tuple[list[str], list[list[str]], int]:
-    rows = [
-        [
-            *(_name(cell[key]) for key in COLUMN),
-            cell["size"],
-            _label(cell),
-            _value(cell) + _mark(cell),
-            str(cell["n"]),
-            DASH if math.isnan(cell["best"]) else _number(cell["best"]),
-            _range([cell["trivial"]]),
-            _published(cell),
-            _signed(cell["gap"]),
-        ]
-        for cell in shown
+    lines = tuple(_compared_row(pair, words) for pair in pairs)
+    tests = sum(not math.isnan(pair["p"]) for pair in pairs)
+    notes = [
+        "difference, 95 % interval and p: paired t test over the seeds that both sides have"
+        + (f"; p by Holm's method over the {tests} rows that have one" if tests > 1 else ""),
+        "verdict: above or below where p < 0.05; without two seed pairs, where the difference exceeds 2·√(s₁² + s₂²)",
     ]
-    return LONG, rows, 5
+    notes += shown.footnotes([side for pair in pairs for side in _sides(pair)])
+    left_out = select(runs, stale=stale)[1]
+    return Table(f"{first}_against_{second}", f"{first} against {second}", tuple(head), lines, (*notes, *left_out))
 
 
-def _marks(shown: list[Cell]) -> list[str]:
-    """What the marks beside the numbers mean, each with the cells or keys that it is about."""
-    notes = []
-    ours: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for cell in shown:
-        if cell["ours"]:
-            ours.setdefault((cell["task"], tuple(sorted(cell["ours"]))), []).append(_label(cell))
-    for (task, keys), labels in ours.items():
-        who, what = ", ".join(dict.fromkeys(labels)), ", ".join(text(key) for key in keys)
-        notes.append(f"`{OURS}` recipe values that nobody published, in {_name(task)} ({who}): {what}")
-    if any(cell["eval_only"] for cell in shown):
-        notes.append(f"{EVALUATED} a trained model evaluated, not trained here")
-    if any(cell["mixed"] for cell in shown):
-        notes.append(f"{MIXED} the runs start from different weight files")
-    if any(cell["given"] for cell in shown):
-        notes.append("given …: weights that the user named, by the beginning of their sha256, not the backbone's own")
-    if any(cell["n"] > 1 for cell in shown):
-        notes.append("± sample standard deviation over n runs (seeds)")
-    return notes
-
-
-def _sources(shown: list[Cell]) -> list[str]:
-    return [
-        f"published {_name(cell['task'])} {_label(cell)}: {found.value:g}, "
-        f"{text(found.source)}, {text(found.source_locator)}"
-        for cell in shown
-        if (found := cell["published"])
+def _compared_row(pair: Shown, words: dict[str, str]) -> Row:
+    sides = [
+        cell
+        for one in _sides(pair)
+        for cell in (
+            shown.name(one),
+            Cell(shown.spread(one), one["mean"], one["std"], one["n"], notes=shown.marks(one)),
+        )
     ]
+    signed = [Cell(shown.signed(pair[key]), pair[key]) for key in ("difference", "low", "high")]
+    bound = Cell(DASH if math.isnan(pair["bound"]) else shown.number(pair["bound"]), pair["bound"])
+    rest = [Cell(_p(pair["adjusted"]), pair["adjusted"]), Cell(str(pair["pairs"])), Cell(words[pair["verdict"]])]
+    return Row((*(Cell(pair[key], code=True) for key in COLUMN), *sides, *signed, bound, *rest))
 
 
-def _mark(cell: Cell) -> str:
-    return OURS * bool(cell["ours"]) + EVALUATED * bool(cell["eval_only"]) + MIXED * bool(cell["mixed"])
+def _sides(pair: Shown) -> list[Shown]:
+    """The two cells of a comparison. Both have the same recipe values, so those that are ours are not marked."""
+    keys = (*ROW, "n", "mean", "std", *MARKED)
+    return [{key: pair[f"{key}_{side}"] for key in keys} | {"ours": (), "task": pair["task"]} for side in (1, 2)]
 
 
-def _label(cell: Cell, side: str = "") -> str:
-    given = cell["given" + side]
-    return _name(cell["backbone" + side]) + (f" given {_name(given)}" if given else "")
-
-
-def _value(cell: Cell, side: str = "") -> str:
-    mean, std = _number(cell["mean" + side]), cell["std" + side]
-    return mean if math.isnan(std) else f"{mean} ± {_number(std)}"
-
-
-def spread(cell: Cell, side: str = "") -> str:
-    return f"{_value(cell, side)} (n={cell['n' + side]})"
-
-
-def _published(cell: Cell | None) -> str:
-    return f"{cell['published'].value:g}" if cell and cell["published"] else DASH
-
-
-def _number(value: float) -> str:
-    return "undefined" if math.isnan(value) else f"{round(value, 2) + 0.0:.2f}"
-
-
-def _signed(value: float) -> str:
-    return DASH if math.isnan(value) else f"{round(value, 2) + 0.0:+.2f}"
-
-
-def _range(values: Iterable[float]) -> str:
-    """One number, or the lowest and the highest where they differ."""
-    texts = dict.fromkeys(_number(value) for value in sorted(v for v in values if not math.isnan(v)))
-    ends = list(texts)
-    return DASH if not ends else ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
-
-
-def _name(value: object) -> str:
-    """A name for a Markdown table: a code span, or escaped text where it holds anything unusual."""
-    return f"`{value}`" if re.fullmatch(r"[\w.@+:/=-]{1,100}", str(value), re.ASCII) else text(value)
-
-
-def text(value: object) -> str:
-    """Text from a file, of one line and without meaning to Markdown or HTML."""
-    special = r"[\\`*\[\]<>|~&$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
-    return re.sub(special, lambda match: f"&#{ord(match.group())};", one_line(value))
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """A Markdown table, padded so that it also reads well as plain text."""
-    widths = [max(3, *(len(row[i]) for row in (head, *rows))) for i in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        padded = (t.ljust(w) if i < left else t.rjust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
-        return "| " + " | ".join(padded) + " |\n"
-
-    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    return line(head) + line(rule) + "".join(line(row) for row in rows)
-
-
-def _footnotes(notes: Sequence[str]) -> str:
-    return "\n" + "".join(f"- {note}\n" for note in notes) if notes else ""
-
-
-def _csv(shown: list[Cell]) -> str:
-    head = [*COLUMN, "size", "init", *ROW, "mean", "std", "n", "seeds", "best", "trivial", "published", "gap"]
-    rows = [
-        [
-            *(cell[key] for key in head if key not in ("published", "gap")),
-            *((found.value, cell["gap"], found.source, found.source_locator) if found else (None, None, None, None)),
-            " ".join(sorted(cell["ours"])),
-            cell["eval_only"],
-            cell["mixed"],
-        ]
-        for cell in shown
-        for found in [cell["published"]]
-    ]
-    return _csv_text([*head, "source", "source_locator", "ours", "eval_only", "mixed_weights"], rows)
-
-
-def _csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerows([head, *([_csv_cell(value) for value in row] for row in rows)])
-    return out.getvalue()
-
-
-def _csv_cell(value: object) -> str:
-    """Numbers with four decimals, undefined = empty; text can never be taken for a spreadsheet's formula."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{round(value, 4) + 0.0:.4f}"
-    text = "" if value is None else one_line(value)
-    return "'" + text if isinstance(value, str) and text[:1] in set("=+-@") else text
+def _p(p: float) -> str:
+    return DASH if math.isnan(p) else "<0.0001" if p < 0.0001 else f"{p:.2g}"
