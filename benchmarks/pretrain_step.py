@@ -169,8 +169,8 @@ def verdict(met: bool | None, bar: str = "") -> str:
 MISSED: list[str] = []
 
 
-def compare(title: str, a: Work, b: Work, pairs: int, bar: float | None = None) -> Figure:
-    """How many times faster ``a`` is than ``b``, which should be ``bar`` times at least."""
+def compare(title: str, a: Work, b: Work, pairs: int, bar: float | None = None, whole: bool = False) -> Figure:
+    """How many times faster ``a`` is than ``b``; the median, or the ``whole`` interval, should reach ``bar``."""
     a(), b()  # warm-up
     ratios, times_a, times_b = [], [], []
     for _ in range(pairs):
@@ -182,10 +182,8 @@ def compare(title: str, a: Work, b: Work, pairs: int, bar: float | None = None) 
     figure = Figure(statistics.median(ratios), low, high)
     medians = f"{statistics.median(times_a):7.3f} s against {statistics.median(times_b):7.3f} s"
     shown = f"{figure.median:5.3f} x  ({low:.3f} to {high:.3f})"
-    print(
-        f"{title:<58} {medians}   {shown}{verdict(None if bar is None else figure.median >= bar, f'{bar} x')}",
-        flush=True,
-    )
+    met = None if bar is None else (figure.low if whole else figure.median) >= bar
+    print(f"{title:<58} {medians}   {shown}{verdict(met, f'{bar} x' + whole * ', the whole interval')}", flush=True)
     return figure
 
 
@@ -241,9 +239,11 @@ def main() -> None:
         print(f"MACs predict {predicted:.3f} x; measured {shown}")
         sys.exit(bool(MISSED))
     size, name = (BASE, "BASE") if args.base else (SMALL, "SMALL")
-    compare("ours against transformers' ViTMAE", ours(*size), theirs(*size), args.pairs, bar=1.0)
+    bar = 1.0 if args.base else 1.2
+    compare("ours against transformers' ViTMAE", ours(*size), theirs(*size), args.pairs, bar, whole=args.base)
     quarter = ours(*size, decoder="cross", predict=0.25)
-    compare("cross-attention decoder, a quarter, against ours", quarter, ours(*size), args.pairs)
+    bar_cross = 1.5 if args.base else None
+    compare("cross-attention decoder, a quarter, against ours", quarter, ours(*size), args.pairs, bar_cross)
     on: dict[str, bool] = {}
     for switch in ("embed_visible", "head_on_hidden", "last_block", "first_block"):
         before = dict(on)

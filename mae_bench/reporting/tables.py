@@ -18,7 +18,6 @@ from mae_bench.reporting.cells import COLUMN, INITS, MARKED, ROW, cells, compare
 from mae_bench.reporting.grid import DASH, Cell, Column, Row, Table
 from mae_bench.reporting.pivot import pivot
 from mae_bench.reporting.published import Published, load_published
-from mae_bench.reporting.render import Form, render
 from mae_bench.reporting.shown import Shown
 from mae_bench.reporting.statistics import bootstrap
 
@@ -27,17 +26,6 @@ WORDS = {"within": "within noise", "no spread": "n = 1", "undefined": "undefined
 LONG = ["task", "protocol", "metric", "size", "backbone", "mean ± std", "n", "best", "trivial", "published", "gap",
         "verdict"]  # fmt: skip
 TYPED = 5  # columns of names at the beginning of `LONG` and of a comparison
-
-
-def table(runs: pd.DataFrame, *, form: Form = "markdown", layout: Layout = "wide", stale: bool = False,
-          published: Sequence[Published] | None = None) -> str:  # fmt: skip
-    """`results` as text. CSV has the layout 'full' whatever ``layout`` says."""
-    return render(results(runs, layout="full" if form == "csv" else layout, stale=stale, published=published), form)
-
-
-def comparison(runs: pd.DataFrame, first: str, second: str, *, form: Form = "markdown", stale: bool = False) -> str:
-    """`compared` as text."""
-    return render(compared(runs, first, second, stale=stale), form)
 
 
 def results(
@@ -139,27 +127,29 @@ def compared(runs: pd.DataFrame, first: str, second: str, *, stale: bool = False
     if not pairs:
         raise UserError(f"nothing to compare: no task has runs of both '{first}' and '{second}' at one size")
     words = {"above": f"{first} above", "below": f"{first} below"} | WORDS
+    bounded = any(math.isnan(pair["p"]) and not math.isnan(pair["bound"]) for pair in pairs)  # decided by it
     head = [
         *(Column(name, "left") for name in COLUMN),
         *(Column("backbone", "left", first), Column("mean", "right", first)),
         *(Column("backbone", "left", second), Column("mean", "right", second)),
         Column("difference"),
         *(Column(end, "right", "95 % interval") for end in ("from", "to")),
-        *map(Column, ("2·√(s₁² + s₂²)", "p", "seed pairs", "verdict")),
+        *map(Column, (*(["2·√(s₁² + s₂²)"] if bounded else []), "p", "seed pairs", "verdict")),
     ]
-    lines = tuple(_compared_row(pair, words) for pair in pairs)
+    lines = tuple(_compared_row(pair, words, bounded) for pair in pairs)
     tests = sum(not math.isnan(pair["p"]) for pair in pairs)
     notes = [
         "difference, 95 % interval and p: paired t test over the seeds that both sides have"
         + (f"; p by Holm's method over the {tests} rows that have one" if tests > 1 else ""),
-        "verdict: above or below where p < 0.05; without two seed pairs, where the difference exceeds 2·√(s₁² + s₂²)",
+        "verdict: above or below where p < 0.05"
+        + bounded * "; without two seed pairs, where the difference exceeds 2·√(s₁² + s₂²)",
     ]
     notes += shown.footnotes([side for pair in pairs for side in _sides(pair)])
     left_out = select(runs, stale=stale)[1]
     return Table(f"{first}_against_{second}", f"{first} against {second}", tuple(head), lines, (*notes, *left_out))
 
 
-def _compared_row(pair: Shown, words: dict[str, str]) -> Row:
+def _compared_row(pair: Shown, words: dict[str, str], bounded: bool) -> Row:
     sides = [
         cell
         for one in _sides(pair)
@@ -169,9 +159,9 @@ def _compared_row(pair: Shown, words: dict[str, str]) -> Row:
         )
     ]
     signed = [Cell(shown.signed(pair[key]), pair[key]) for key in ("difference", "low", "high")]
-    bound = Cell(DASH if math.isnan(pair["bound"]) else shown.number(pair["bound"]), pair["bound"])
+    bound = [Cell(DASH if math.isnan(pair["bound"]) else shown.number(pair["bound"]), pair["bound"])] * bounded
     rest = [Cell(_p(pair["adjusted"]), pair["adjusted"]), Cell(str(pair["pairs"])), Cell(words[pair["verdict"]])]
-    return Row((*(Cell(pair[key], code=True) for key in COLUMN), *sides, *signed, bound, *rest))
+    return Row((*(Cell(pair[key], code=True) for key in COLUMN), *sides, *signed, *bound, *rest))
 
 
 def _sides(pair: Shown) -> list[Shown]:
