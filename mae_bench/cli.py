@@ -191,7 +191,7 @@ def _add_results(add: Add) -> None:
     report.add_argument("--stale", action="store_true", help="take in runs whose recipe has changed since, marked")
     report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
 
-    comparing = add("compare", commands.compare, "set two runs side by side: what differs, and whether it is noise")
+    comparing = add("compare", commands.compare, "set two runs side by side: what differs, and do the two models")
     comparing.add_argument("first", metavar="RUN", help="a record file, a run folder or a run id")
     comparing.add_argument("second", metavar="RUN")
     comparing.add_argument("--json", action="store_true", help="everything as JSON")
@@ -215,7 +215,7 @@ def _add_results(add: Add) -> None:
     actions = records.add_subparsers(title="actions", required=True, metavar="ACTION", parser_class=_Parser)
     text = "find duplicates, edits, old schemas, smoke runs and leftovers among records; exit code 1 at an error"
     checking = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
-    checking.add_argument("paths", nargs="*", type=Path, help="record files or folders (default: all of results/)")
+    checking.add_argument("paths", nargs="*", type=Path, help="record files or folders (default: those below results/)")
     text = "check records of another machine and copy those that are new: all, or none"
     importing = actions.add_parser("import", help=text, description=text, allow_abbrev=False)
     importing.add_argument("paths", nargs="+", type=Path, help="record files or folders")

@@ -212,6 +212,7 @@ def suite(args: argparse.Namespace) -> int:
 
 def table(args: argparse.Namespace) -> int:
     from mae_bench import tabulate
+    from mae_bench.reporting.files import write_whole
 
     if args.all or args.check:
         return _committed_tables(args)
@@ -234,7 +235,7 @@ def table(args: argparse.Namespace) -> int:
         print(text, end="")
         return 0
     try:
-        args.out.write_text(text, encoding="utf-8")
+        write_whole(args.out, text)
     except OSError as error:
         raise UserError(f"cannot write --out {args.out}: {error.strerror}") from error
     return 0
@@ -283,20 +284,23 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def gate(args: argparse.Namespace) -> int:
-    from mae_bench import api
+    from mae_bench import api, tabulate
     from mae_bench.reporting.gate import gate
 
     _check_records(args.records)
-    text, code = gate(args.against, api.record_paths(args.records), allow_missing=args.allow_missing, write=args.write)
+    paths = api.record_paths(args.records)
+    text, code = gate(
+        args.against, lambda metrics: tabulate.frame(paths, metrics), allow_missing=args.allow_missing, write=args.write
+    )
     print(text, end="")
     return code
 
 
 def publish(args: argparse.Namespace) -> int:
-    from mae_bench.reporting import store
+    from mae_bench import tabulate
     from mae_bench.reporting.publish import publish
 
-    print("\n".join(publish(store.load_records(args.records), args.to, args.out)))
+    print("\n".join(publish(tabulate.frame(args.records), args.to, args.out)))
     return 0
 
 
@@ -329,12 +333,14 @@ def _print_copied(copied: Copied) -> None:
 
 
 def check_results(args: argparse.Namespace) -> int:
-    from mae_bench import places, tabulate
+    from mae_bench import places
     from mae_bench.reporting import check
 
-    root = places.checkout() or Path()
-    committed = [root / folder for folder in (tabulate.RUNS, tabulate.SUITES) if (root / folder).is_dir()]
-    found = check.check(args.paths or committed)
+    results = (places.checkout() or Path()) / "results"
+    paths = args.paths or check.committed(results)
+    if not paths:
+        raise UserError(f"no records below {results.resolve()}: name folders or record files")
+    found = check.check(paths)
     print(check.report(found))
     return int(check.failed(found))
 

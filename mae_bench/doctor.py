@@ -10,13 +10,12 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from glob import glob
 from importlib import metadata, util
 from pathlib import Path
 
 from mae_bench import places, recipes
 from mae_bench.errors import UserError
-from mae_bench.schema import Backbone, FileWeights, Task
+from mae_bench.schema import Backbone, DataSpec, FileWeights, Task
 
 DETECTRON2_PIN = places.PACKAGE / "detectron2.txt"
 INSTALL_DETECTRON2 = "python -m mae_bench doctor --install detectron2"
@@ -65,7 +64,8 @@ def report(task_name: str | None = None) -> int:
     tasks = (
         [recipes.load_task(task_name)] if task_name else [recipes.load_task(n) for n in sorted(recipes.index("task"))]
     )
-    findings = [*_software(tasks), *_data(tasks), *_weights()]
+    shared = [Finding(False, "protocol", line) for line in shared_protocols()]
+    findings = [*shared, *_software(tasks), *_data(tasks), *_weights()]
     for finding in findings:
         mark = "ok     " if finding.ok else "MISSING" if finding.needed else "absent "
         print(f"{mark} {finding.name:<26} {finding.detail}")
@@ -74,6 +74,17 @@ def report(task_name: str | None = None) -> int:
     broken = [finding for finding in findings if finding.needed and not finding.ok]
     print(f"{len(broken)} missing" if broken else "everything needed is installed")
     return 1 if broken else 0
+
+
+def shared_protocols() -> Iterator[str]:
+    """A line for each task recipe on the search path with the protocol id of another: their numbers would be taken for
+    results of one protocol, and stand beside its published ones."""
+    first: dict[object, Path] = {}
+    for _, path in sorted(recipes.index("task").items()):
+        protocol = recipes.read_toml(path).get("protocol")
+        other = first.setdefault(protocol, path)
+        if protocol and other != path:
+            yield f"two task recipes have the protocol '{protocol}': {other} and {path}; give one of them its own id"
 
 
 def require(task: Task) -> None:
@@ -156,13 +167,13 @@ def _data(tasks: list[Task]) -> Iterator[Finding]:
     for task in tasks:
         if task.data.made:
             yield Finding(True, f"data of {task.name}", f"made by code into {places.cache()}", needed=False)
-        elif task.data.format == "hf":
+        elif task.data.format == "hf" and (task.data.hub or util.find_spec("datasets") is None):
             found = util.find_spec("datasets") is not None
             detail = f"{task.data.repository}, which the datasets package brings"
             yield Finding(found, f"data of {task.name}", detail, "pip install datasets", needed=False)
-        elif task.data.folder:
+        elif task.data.folder or task.data.format == "hf":
             root = places.data_root() / task.data.folder
-            found = all(_present(root, split) for split in (task.data.train, task.data.val))
+            found = _present(task.data, root)
             mend = f"put it at {root}, set $MAE_BENCH_DATA, or give --data; without data: --smoke"
             yield Finding(found, f"data of {task.name}", str(root), mend, needed=False)
         else:
@@ -171,9 +182,28 @@ def _data(tasks: list[Task]) -> Iterator[Finding]:
             )
 
 
-def _present(root: Path, split: str) -> bool:
-    """Whether a split's folder is there, or a file that its pattern names."""
-    return (root / split).is_dir() or bool(glob(split, root_dir=root))  # Path.glob raises at some  # noqa: PTH207
+def _present(data: DataSpec, root: Path) -> bool:
+    """Whether both splits are there, told by the folders and files that the recipe names; none is read."""
+    splits = (data.train, data.val)
+    if data.format == "hf":
+        return (root / data.repository).is_dir()
+    if data.format == "tar":
+        return all(_matched(root, pattern) for pattern in splits)
+    annotations = [root / name for name in (data.train_annotations, data.val_annotations) if name]
+    annotated = all(path.is_file() if data.format == "coco" else path.is_dir() for path in annotations)
+    return annotated and all((root / split).is_dir() for split in splits)
+
+
+def _matched(root: Path, pattern: str) -> bool:
+    try:
+        return any(path.is_file() for path in root.glob(pattern))
+    except (
+        ValueError,
+        IndexError,
+        AttributeError,
+        NotImplementedError,
+    ):  # no pattern: a run says what is wrong with it
+        return False
 
 
 def _weights() -> Iterator[Finding]:

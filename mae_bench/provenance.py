@@ -128,6 +128,15 @@ def hardware() -> dict[str, Any]:
     return found
 
 
+def command() -> list[str]:
+    """The command that started this process, the interpreter's own path left out."""
+    program, *words = sys.argv or [""]
+    start = (
+        ["python", "-m", "mae_bench"] if Path(program).name in ("__main__.py", "mae-bench") else [Path(program).name]
+    )
+    return [*start, *words]
+
+
 def _cpu_model() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from typing import Any
 from mae_bench import doctor, provenance, samples, weights
 from mae_bench.engine.job import Job, Options, Outcome, Pipeline
 from mae_bench.errors import UserError
+from mae_bench.hashing import file_hash
 from mae_bench.recipes import ResolvedTask, digest, load_backbone, resolve_task
 from mae_bench.reporting.record import (
     DataUsed,
@@ -95,7 +95,8 @@ def pretrain(
 
     ``task`` defaults to the one that the backbone's recipe names as the maker of its weights. As the recipe says it
     (no other task, data, values or seeds), the result goes into the cache, where every later `run` finds it; otherwise
-    it is a run below ``options.out``, whose encoder `run` takes with ``weights``.
+    it is a run below ``options.out``, whose encoder `run` takes with ``weights``. So is one with ``compile``, ``fsdp``
+    or ``log``: what the cache holds does not depend on who asked first.
     """
     recipe = _runnable(load_backbone(backbone))
     options = options or Options()
@@ -106,7 +107,8 @@ def pretrain(
     if task is None and maker is None:
         raise UserError(f"'{backbone}' does not say which task pre-trains it; give one, e.g. --task imagenet_pretrain")
     as_declared = task in (None, maker) and not settings and tuple(seeds) == (0,)
-    if as_declared and options.data is None and not options.smoke:
+    own_way = options.compile or options.fsdp or options.log
+    if as_declared and options.data is None and not options.smoke and not own_way:
         folder = _make_weights(recipe, options).parent
         return [Run(read_record(folder / RECORD_FILE), folder)]
     resolved = resolve_task(task or str(maker), recipe, settings)
@@ -155,9 +157,12 @@ def _run_seed(task: ResolvedTask, backbone: Backbone, seed: int, options: Option
     weights.locate(backbone, options)  # a missing file is told before minutes are spent on data or pre-training
     distributed.init(options)
     dataset = open_dataset(task.task.data, options.data, smoke=options.smoke)
+    distributed.check_same("data set", dataset.fingerprint, f"give every node the same files in {dataset.root}")
     # Found, made and named by the first process; torchrun ends the others should it fail.
     main = distributed.main_process()
     source = distributed.gather_objects(find_weights(backbone, options) if main else None)[0]
+    own = source.sha256 if main or source.file is None else file_hash(source.file)
+    distributed.check_same("weight file", own, f"give every node the same {source.file}")
     pipeline = import_module(PIPELINES[task.task.engine])
     if options.smoke:
         task, options = _smoke(task, backbone, options, pipeline.smoke(task.values, backbone))
@@ -257,8 +262,14 @@ def _make_weights(backbone: Backbone, options: Options) -> Path:
                 f"making the weights of '{backbone.name}' with task '{task.task.name}' (kept in {folder})", flush=True
             )
             folder.mkdir(parents=True, exist_ok=True)
-            how = replace(
-                options, resume=True, out=folder, data=None, weights=None, eval_only=False, smoke=False, fsdp=False
+            # What the machine asks for is the caller's; everything else would stay in weights that all share.
+            how = Options(
+                out=folder,
+                resume=True,
+                device=options.device,
+                workers=options.workers,
+                micro_batch=options.micro_batch,
+                quiet=options.quiet,
             )
             _train(Job(task, fresh, 0, how, folder, dataset, None), weights.Source("none", None))
         if not file.is_file():
@@ -289,7 +300,7 @@ def _train(job: Job, source: weights.Source) -> Run:
         samples.write(outcome, job.folder)
     distributed.barrier()
     del outcome  # it may hold the model
-    gc.collect()  # runner, hooks and loaders refer to each other: their memory and processes go before the next seed
+    gc.collect()  # runner, hooks and loaders refer to each other: their memory goes before the next seed
     return Run(record, job.folder)
 
 
@@ -315,20 +326,6 @@ def recipe_of(task: ResolvedTask, backbone: Backbone) -> dict[str, Any]:
     }
 
 
-def _protocol(job: Job) -> str:
-    """Protocol id of the run: overrides, other data and smoke runs leave the published protocol's column."""
-    protocol = job.task.protocol
-    if not job.options.smoke and (_foreign_data(job) or not job.dataset.matches):
-        protocol += f"+data:{job.dataset.fingerprint[:8]}"
-    return protocol + ("+smoke" if job.options.smoke else "")
-
-
-def _foreign_data(job: Job) -> bool:
-    """Data that the protocol does not name: a folder given for made data, or a recipe that takes any data."""
-    spec = job.task.task.data
-    return job.options.data is not None if spec.made else not spec.expected
-
-
 def _record(job: Job, outcome: Outcome, source: weights.Source, started: datetime, seconds: float) -> Record:
     task, backbone = job.task, job.backbone
     recipe = recipe_of(task, backbone)
@@ -340,7 +337,7 @@ def _record(job: Job, outcome: Outcome, source: weights.Source, started: datetim
             "task": task.task.name,
             "engine": task.task.engine,
             "metric": task.task.metric,
-            "protocol": _protocol(job),
+            "protocol": job.protocol,
             "recipe_protocol": task.task.protocol,
             "backbone": backbone.name,
             "size": backbone.size,
@@ -365,7 +362,7 @@ def _record(job: Job, outcome: Outcome, source: weights.Source, started: datetim
                 fingerprint=job.dataset.fingerprint,
                 counts=job.dataset.counts,
                 synthetic=job.dataset.synthetic,
-                matches=job.dataset.matches and not _foreign_data(job),
+                matches=job.data_matches,
             ),
             "effective": outcome.effective,
             "parameters": outcome.parameters,
@@ -373,27 +370,23 @@ def _record(job: Job, outcome: Outcome, source: weights.Source, started: datetim
             "versions": provenance.versions(),
             "hardware": Hardware(**provenance.hardware()),
             "times": Times(started=started.isoformat(timespec="seconds"), seconds=round(seconds, 2)),
-            "command": _command(),
+            "command": provenance.command(),
             "notes": job.notes,
         }
     )
 
 
 def _maker(source: weights.Source) -> dict[str, Any]:
-    """The run that made the weights, where its record lies beside the file."""
+    """The run that made the weights: of its record, where that lies beside the file, else what the file itself says."""
     if source.file is None or not (beside := source.file.with_name(RECORD_FILE)).is_file():
-        return {}
+        return source.stated
     try:
-        maker = read_record(beside)
+        record = read_record(beside)
     except UserError:
-        return {}  # a file of somebody else's that happens to bear the name
-    return maker.model_dump(mode="json", include={"run_id", "recipe_hash", "code_hash", "git"})
-
-
-def _command() -> list[str]:
-    """The command that started this process, the interpreter's own path left out."""
-    program, *words = sys.argv or [""]
-    start = (
-        ["python", "-m", "mae_bench"] if Path(program).name in ("__main__.py", "mae-bench") else [Path(program).name]
-    )
-    return [*start, *words]
+        return source.stated  # a file of somebody else's that happens to bear the name
+    facts = {"run_id", "recipe_hash", "code_hash", "git", "protocol"}
+    maker = record.model_dump(mode="json", include=facts)
+    data = record.data.model_dump(mode="json", include={"name", "fingerprint", "matches"})
+    if source.stated and source.stated["data"] != data:
+        return source.stated  # the record of another run: the file was moved here
+    return maker | {"data": data}

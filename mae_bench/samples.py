@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from mae_bench.engine.job import Outcome
-from mae_bench.errors import UserError
 
 FILE = "samples.png"  # beside the record
 
@@ -25,6 +24,8 @@ def write(outcome: Outcome, folder: Path) -> None:
         content = drawing.encoded(outcome.samples())
         with atomic(folder / FILE) as part:
             part.write_bytes(content)
-    except (UserError, RuntimeError) as error:  # a full disk, a picture that has gone, a GPU without memory left
-        reason = " ".join(str(error).split())
+    # A full disk, a picture that has gone or become a bomb, memory that ran out, a fault of ours: whatever it is, the
+    # number is on disk, and the other processes wait for this one.
+    except Exception as error:  # noqa: BLE001
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"no {FILE} in {folder}, where the record is complete: {reason:.300}", file=sys.stderr, flush=True)

@@ -362,9 +362,10 @@ def tabulate(name: str, *, tiny: bool = False, only: str = "", out: Path = Path(
     """A suite's results below ``out`` beside the published numbers."""
     suite = load(name)
     form = suite.tiny if tiny and suite.tiny else suite
-    rows = []
+    rows, any_data = [], set[str]()
     for cell, chain in plan(suite, tiny=tiny, only=only):
         steps = (chain.pretraining, *chain.transfers) if chain else ()
+        any_data |= {step.recipe_hash for step in steps if step.any_data}
         changes = cell.changes(tiny)
         rows.append(
             ablations.Row(
@@ -389,4 +390,5 @@ def tabulate(name: str, *, tiny: bool = False, only: str = "", out: Path = Path(
         comparable=not tiny,
         name=suite.name + "_tiny" * tiny,
         code_hash=runs.code_hash,
+        any_data=any_data,
     )

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from mae_bench import places, runs, suite
+from mae_bench import doctor, places, runs, suite
 from mae_bench.errors import UserError
 from mae_bench.reporting import page, papers, staleness, store, tables
+from mae_bench.reporting.cells import select
+from mae_bench.reporting.files import write_whole
 from mae_bench.reporting.grid import Table
 from mae_bench.reporting.published import Published, load_published
 from mae_bench.reporting.record import one_line
@@ -25,11 +27,15 @@ Paths = Sequence[Path | str]
 
 
 def frame(paths: Iterable[Path | str], metrics: Iterable[str] = ()) -> pd.DataFrame:
-    """`store.load_frame`'s runs, judged against today's recipes and code; several metrics are below each other."""
+    """`store.load_frame`'s runs, judged against today's recipes and code. One pass over the files for all metrics.
+
+    Raises:
+        UserError: a damaged record, or two task recipes with one protocol id.
+    """
+    for fault in doctor.shared_protocols():
+        raise UserError(fault)
     tree = staleness.Tree(runs.recipe_of, runs.untrained, runs.code_hash)
-    found = [store.load_frame(paths, metric) for metric in metrics] or [store.load_frame(paths)]
-    found = [part for part in found if not part.empty] or found[:1]
-    return staleness.judge(pd.concat(found, ignore_index=True), tree)
+    return staleness.judge(store.load_frame(paths, *metrics), tree)
 
 
 def names() -> dict[str, str]:
@@ -83,7 +89,7 @@ def free(
     """
     where = paths or [_root() / RUNS]
     found = frame(where, [metric] if metric else ())
-    if metric and found.empty:
+    if metric and not found["measured"].any():
         known = sorted({name for record in store.load_records(where) for name in record.metrics})
         raise UserError(f"--metric {metric}: no run has it; the runs have {', '.join(map(one_line, known)) or 'none'}")
     if compare:
@@ -145,14 +151,14 @@ def report(paths: Paths = (), *, only: str | None = None, stale: bool = False) -
     """
     where = paths or [_root() / RUNS]
     published, every = load_published(), papers.load()
-    found, beside = frame(where), frame(where, _metrics(every, published))
-    if only:
-        found = page.only(found, only)
-        beside = beside[beside["digest"].isin(found["digest"])]
+    beside = frame(where, [store.PRIMARY, *_metrics(every, published)])
+    found = beside[beside["primary"]].reset_index(drop=True)
+    if only:  # which runs count is decided among all
+        beside = page.matching(select(beside, stale=stale)[0], only)
     made = [papers.paper_table(source, table, beside, published, stale=stale) for source, table in every.values()]
     if not paths and not only:
         made += [named(folder.name, [folder]) for folder in _suite_folders(_root())]
-    return page.page(found, tables=made, published=published, stale=stale)
+    return page.page(found, tables=made, published=published, stale=stale, only=only)
 
 
 def _root() -> Path:
@@ -219,8 +225,11 @@ def write(root: Path) -> list[Path]:
     """Write the files of `committed` that differ. Returns them."""
     changed = [(path, text) for path, text in committed(root).items() if _read(path) != text]
     for path, text in changed:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}; free space, then {MADE}") from error
     return [path for path, _ in changed]
 
 
@@ -239,8 +248,10 @@ def _difference(path: Path, text: str, root: Path) -> str:
     if there == text:
         return ""
     lines = zip_longest(there.splitlines(keepends=True), text.splitlines(keepends=True), fillvalue="")
-    number, (old, new) = next((i, pair) for i, pair in enumerate(lines, 1) if pair[0] != pair[1])
-    said, given = (repr(one_line(line, 120)) for line in (old, new))
+    number, pair = next((i, pair) for i, pair in enumerate(lines, 1) if pair[0] != pair[1])
+    # Around the first difference, or both might read the same.
+    start = max(0, next(i for i, (old, new) in enumerate(zip_longest(*pair)) if old != new) - 60)
+    said, given = (("…" if start else "") + repr(line[start : start + 120]) for line in pair)
     return f"{name} line {number} is not what the records give: {said}, expected {given}; {MADE}"
 
 

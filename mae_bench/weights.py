@@ -6,9 +6,9 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mae_bench import places
 from mae_bench.engine.job import Options
@@ -18,15 +18,18 @@ from mae_bench.recipes import digest
 from mae_bench.schema import Backbone, MadeWeights, NoWeights
 
 Kind = Literal["none", "file", "made", "given", "synthetic"]
+MAX_STATED = 500  # characters of what a file may say of its maker
 
 
 @dataclass(frozen=True)
 class Source:
-    """The encoder file of a run. ``file`` is None for a from-scratch baseline only."""
+    """The encoder file of a run. ``file`` is None for a from-scratch baseline only. ``stated`` is what a file of ours
+    says of its maker: ``protocol``, and ``data`` with name, fingerprint and matches; empty where it says nothing."""
 
     kind: Kind
     file: Path | None
     sha256: str = ""
+    stated: dict[str, Any] = field(default_factory=dict)
 
 
 def find(backbone: Backbone, options: Options, make: Callable[[Backbone], Path]) -> Source:
@@ -43,17 +46,38 @@ def find(backbone: Backbone, options: Options, make: Callable[[Backbone], Path])
     if kind == "synthetic":
         file = _synthetic(backbone)
     assert file is not None
+    metadata = _metadata(file)
     if not options.smoke and not options.eval_only:
-        _refuse_synthetic(file)
-    return Source(kind, file, file_hash(file))
+        _refuse_synthetic(file, metadata)
+    return Source(kind, file, file_hash(file), _stated(metadata))
 
 
-def _refuse_synthetic(file: Path) -> None:
+def _metadata(file: Path) -> dict[str, str]:
+    from mae_bench.checkpoints.files import read_tensors
+
+    return read_tensors(file)[1]
+
+
+def _refuse_synthetic(file: Path, metadata: dict[str, str]) -> None:
     """Random weights that a smoke run wrote must never stand behind a number."""
-    from mae_bench.checkpoints.files import SYNTHETIC, read_tensors
+    from mae_bench.checkpoints.files import SYNTHETIC
 
-    if read_tensors(file)[1].get(SYNTHETIC) == "true":
+    if metadata.get(SYNTHETIC) == "true":
         raise UserError(f"{file} holds random weights that a smoke run wrote; give real ones, or add --smoke")
+
+
+def _stated(metadata: dict[str, str]) -> dict[str, Any]:
+    """What `Job.origin` wrote of protocol and data; a file that says it in any other form says nothing."""
+    from mae_bench.checkpoints.files import json_metadata
+
+    data = json_metadata(metadata, "data")
+    form = {key: type(value) for key, value in data.items()}
+    if "protocol" not in metadata or form != {"name": str, "fingerprint": str, "matches": bool}:
+        return {}
+    texts = (metadata["protocol"], data["name"], data["fingerprint"])
+    if not all(text.isprintable() and len(text) <= MAX_STATED for text in texts):
+        return {}  # a record must hold them, and anybody can write such a file
+    return {"protocol": metadata["protocol"], "data": data}
 
 
 def locate(backbone: Backbone, options: Options) -> tuple[Kind, Path | None]:

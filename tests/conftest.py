@@ -19,6 +19,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MAE_BENCH_CACHE", str(base / "mae_bench_cache"))
+        patch.setenv("HF_DATASETS_CACHE", str(base / "hugging_face_data"))
         patch.delenv("MAE_BENCH_DATA", raising=False)
         patch.delenv("MAE_BENCH_WEIGHTS", raising=False)
         patch.delenv("MAE_BENCH_PATH", raising=False)

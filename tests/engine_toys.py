@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mae_bench.data import Dataset
+from mae_bench.data.decode import Oddities
 from mae_bench.engine import distributed, optim, runner
 from mae_bench.engine.job import Job, Options
 from mae_bench.engine.plan import Plan, make_plan
@@ -124,6 +125,7 @@ def train(
     evaluate: Callable[[nn.Module], dict[str, float]] | None = weight_sum,
     dataset: Noise | None = None,
     kind: type[Model] = Model,
+    oddities: Oddities | None = None,
 ) -> tuple[Model, runner.Fit]:
     """Fit the same initial model on the job's values."""
     values: ClassificationValues = job.task.values
@@ -142,6 +144,7 @@ def train(
         metric="sum" if evaluate else "loss",
         unit="epoch",
         describe=lambda index: f"picture {index}",
+        oddities=oddities,
     )
     return model, fitted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -169,6 +170,19 @@ def test_a_file_that_cannot_be_a_picture_is_not_read(tmp_path: Path) -> None:
         file.truncate(2 << 30)  # a hole, which takes no room
     with pytest.raises(UserError, match=r"a\.jpg has 2147483648 bytes"):
         read_bytes(tmp_path / "a.jpg")
+
+
+def test_what_never_ends_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    for path in (tmp_path / "pipe.jpg", tmp_path, Path("/dev/zero")):
+        with pytest.raises(UserError, match=rf"{path} is no regular file"):
+            read_bytes(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="no file here has other bytes than it says")
+def test_a_file_of_other_bytes_than_it_says_is_refused() -> None:
+    with pytest.raises(UserError, match="changes while it is read"):
+        read_bytes(Path("/proc/self/status"))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # of odd TIFF tags, when the noise makes a TIFF of it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
 import tarfile
 from collections.abc import Iterable
@@ -140,7 +141,9 @@ def test_an_index_follows_its_shard(shards: list[Path]) -> None:
         Tars(shards)
 
 
-@pytest.mark.parametrize("damage", ["empty", "text", "half", "pickle", "beyond the shard", "other lengths", "version"])
+@pytest.mark.parametrize(
+    "damage", ["empty", "text", "half", "pickle", "beyond the shard", "other lengths", "version", "labels"]
+)
 def test_a_damaged_index_is_made_again(shards: list[Path], damage: str) -> None:
     Tars(shards)
     for file in (places.cache() / "tars").iterdir():
@@ -158,9 +161,12 @@ def test_a_damaged_index_is_made_again(shards: list[Path], damage: str) -> None:
             np.savez(file, **(arrays | {"offsets": arrays["offsets"] + (1 << 40)}))
         elif damage == "other lengths":
             np.savez(file, **(arrays | {"labels": arrays["labels"][1:]}))
+        elif damage == "labels":
+            np.savez(file, **(arrays | {"labels": arrays["labels"] - 100}))
         else:
             np.savez(
-                file, **(arrays | {"stamp": arrays["stamp"] + np.array([1, 0, 0]), "labels": arrays["labels"] + 1})
+                file,
+                **(arrays | {"stamp": arrays["stamp"] + np.array([1, 0, 0, 0, 0]), "labels": arrays["labels"] + 1}),
             )
     source = Tars(shards)
     assert [source.read(index) for index in range(9)] == [jpeg(index) for index in range(9)]
@@ -213,7 +219,58 @@ def compressed(path: Path) -> Path:
     return path
 
 
+def header(name: str, kind: bytes, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def headers(path: Path, *blocks: bytes) -> Path:
+    path.write_bytes(b"".join(blocks) + bytes(2 * 512))
+    return path
+
+
+def backwards(path: Path) -> Path:
+    """Its one member ends where it began: tarfile would return it for ever."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("a.txt")
+        info.pax_headers = {"size": "-1536"}
+        tar.addfile(info)
+    return path
+
+
+def nested(path: Path) -> Path:
+    """A long name of a long name of …, each of which tarfile reads inside the one before."""
+    return headers(path, *[header("././@LongLink", tarfile.GNUTYPE_LONGNAME, 0)] * 1500)
+
+
+def cut_in_a_map(path: Path) -> Path:
+    """A sparse file whose map goes on behind the end of the shard."""
+    block = bytearray(header("a.jpg", tarfile.GNUTYPE_SPARSE, 0))
+    block[482] = 1
+    block[148:156] = b"        "
+    block[148:156] = b"%06o\0 " % sum(block)
+    path.write_bytes(bytes(block))
+    return path
+
+
 FAULTS = {
+    "going back": (backwards, "'a.txt' claims -1536 bytes"),
+    "nested": (nested, "no uncompressed tar file, or damaged"),
+    "a map cut off": (cut_in_a_map, "no uncompressed tar file, or damaged"),
+    "a name of any size": (
+        lambda path: headers(path, header("././@LongLink", tarfile.GNUTYPE_LONGNAME, 1 << 20), bytes(1 << 20)),
+        "a header claims 1048576 bytes",
+    ),
+    "a name of no size": (
+        lambda path: headers(path, header("././@LongLink", tarfile.GNUTYPE_LONGNAME, -512)),
+        "a header claims -512 bytes",
+    ),
+    "a pipe": (lambda path: os.mkfifo(path) or path, "is no regular file"),
+    "two classes": (
+        lambda path: pack(path, [("a.jpg", b"1"), ("a.cls", b"1"), ("a.cls", b"1")]),
+        r"'a' has two classes \('a\.cls'\)",
+    ),
     "no samples": (lambda path: pack(path, [("README", b"text")]), "holds no samples"),
     "empty": (lambda path: pack(path, []), "holds no samples"),
     "no tar": (lambda path: path.write_bytes(b"text" * 500) and path, "no uncompressed tar file"),
@@ -266,7 +323,22 @@ def test_damage_never_escapes_as_another_error(tmp_path: Path, at: int, noise: b
         assert all(source.read(index) for index in range(len(source)))
 
 
-@pytest.mark.parametrize("pattern", ["", "val/*.tar", "/etc/*.tar", "../*.tar"])
+def test_names_are_compared_once() -> None:
+    class Name(bytes):
+        compared = 0
+        __hash__ = bytes.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return bytes.__eq__(self, other)
+
+    names = [Name(b"%d" % number) for number in [*range(1000), 999]]
+    with pytest.raises(UserError, match="'999' twice"):
+        tars._refuse_repeats(Path("a.tar"), names)
+    assert Name.compared < len(names)
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "./", "**.tar", "train/**.tar", "val/*.tar", "/etc/*.tar", "../*.tar"])
 def test_shards_that_are_not_there(shards: list[Path], pattern: str) -> None:
     with pytest.raises(UserError, match="shards"):
         find_shards(shards[0].parent.parent, pattern)

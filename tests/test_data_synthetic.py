@@ -231,6 +231,7 @@ SMOKES = {
         classes=80,
         expected={"train": 118287, "val": 5000},
     ),
+    "coco in one folder": COCO_SHAPES.model_copy(update={"made": "", "train": "images", "val": "./images"}),
     "ade20k": DataSpec(
         format="ade20k",
         train="images/training",
@@ -244,6 +245,14 @@ SMOKES = {
     "without other": ADE_SHAPES.model_copy(update={"zero_is_other": False, "classes": 3}),
     "any number": COCO_SHAPES.model_copy(update={"classes": 0}),
 }
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "train/**.tar", "train/[a].tar", "/train/*.tar", "../*.tar"])
+def test_a_pattern_that_names_no_shard_is_refused(pattern: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_dataset(DataSpec(format="tar", train=pattern, val="val.tar"), smoke=True)
+    assert repr(pattern) in str(caught.value) or "leaves the data folder" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", SMOKES)

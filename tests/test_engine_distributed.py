@@ -137,6 +137,16 @@ def test_a_single_process_needs_no_group() -> None:
     distributed.shutdown()
 
 
+def test_what_processes_must_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for values in (["a" * 64], ["a" * 64] * 3):
+        monkeypatch.setattr(distributed, "gather_objects", lambda _, values=values: [(v, "node") for v in values])
+        distributed.check_same("data set", "a" * 64, "mend it")
+    monkeypatch.setattr(distributed, "gather_objects", lambda _: [("a" * 64, "one"), ("a" * 64, "one"), ("b", "two")])
+    message = r"^process 2 on two has another data set \(b\) than process 0 on one \(aaaaaaaa\); mend it$"
+    with pytest.raises(UserError, match=message):
+        distributed.check_same("data set", "a" * 64, "mend it")
+
+
 def test_devices() -> None:
     assert distributed.device(Options(device="cpu")) == torch.device("cpu")
     if torch.cuda.is_available():

@@ -105,6 +105,32 @@ def test_other_mlps_stay_as_they_are(changed: dict[str, Any]) -> None:
     assert type(mlp) is Mlp
 
 
+class Doubled(nn.Linear):
+    """A layer whose forward pass is its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def test_a_layer_with_a_forward_pass_of_its_own_is_called() -> None:
+    mlp = Mlp(6, 20)
+    mlp.fc2 = Doubled(20, 6)
+    x = torch.randn(3, 6)
+    expected = mlp(x)
+    onednn.accelerate(mlp)
+    torch.testing.assert_close(mlp(x), expected)
+
+
+@pytest.mark.parametrize("part", ["act", "drop1", "norm", "fc2", "drop2"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_are_called(part: str, kind: str) -> None:
+    mlp, called = Mlp(6, 20), []
+    getattr(mlp.get_submodule(part), f"register_{kind}_hook")(lambda *_: called.append(part))
+    onednn.accelerate(mlp)
+    mlp(torch.randn(3, 6, requires_grad=True)).sum().backward()
+    assert called == [part]
+
+
 def test_the_flop_counter_counts_it() -> None:
     layer, x = nn.Linear(6, 5), torch.randn(3, 7, 6, requires_grad=True)
     with FlopCounterMode(display=False) as counter:

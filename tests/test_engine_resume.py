@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import Noise, make_job, make_values, same_state, train
+from engine_toys import IMAGES, Noise, make_job, make_values, same_state, train
 
+from mae_bench.data.decode import Oddities
+from mae_bench.data.images import Odd
 from mae_bench.engine import loop, resume
 from mae_bench.engine.job import Job
 from mae_bench.errors import UserError
@@ -103,6 +105,30 @@ def test_another_run_is_not_resumed(tmp_path: Path) -> None:
     train(make_job(tmp_path, make_values()))
     with pytest.raises(UserError, match="is of a run with other values"):
         train(make_job(tmp_path, make_values(base_lr=0.02), resume=True))
+
+
+class Grey(Noise):
+    """Pictures that are all grey."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.oddities = Oddities(IMAGES)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.oddities.note(index, Odd.GREY)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_odd_pictures_met_before_the_cut_are_counted(tmp_path: Path, workers: int) -> None:
+    """The record of a run of one epoch told of those after the cut alone."""
+    values, counts = make_values(epochs=1), []
+    for resumed in (False, True):
+        data = Grey()
+        train(make_job(tmp_path, values, resume=resumed, workers=workers), dataset=data, oddities=data.oddities)
+        counts.append(data.oddities.counts())
+        sorted((tmp_path / "checkpoints").iterdir())[-1].unlink()  # as if it had ended before its last step
+    assert counts[0] == counts[1] == {"grey (repeated in three channels)": 16}  # two steps of eight
 
 
 def test_a_full_disk_is_one_line_and_the_state_before_survives(job: Job) -> None:

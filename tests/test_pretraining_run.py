@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from itertools import pairwise
 from pathlib import Path
 
@@ -125,7 +126,9 @@ def test_it_learns(tmp_path: Path) -> None:
 
 def test_seed_decides_and_machine_does_not(trained: Outcome, tmp_path: Path) -> None:
     """Same seed: same weights, also with worker processes and, up to rounding, in micro batches. Another seed: not."""
-    workers = encoder_of(run(job(tmp_path / "workers", workers=1)))
+    outcome = run(job(tmp_path / "workers", workers=1))
+    assert not multiprocessing.active_children()
+    workers = encoder_of(outcome)
     parts = run(job(tmp_path / "parts", micro_batch=2))
     other = encoder_of(run(job(tmp_path / "other", seed=1)))
     first = encoder_of(trained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from reporting_records import record, sound, sound_values, values
 
+from mae_bench import commands, places
 from mae_bench.errors import UserError
 from mae_bench.recipes import digest
-from mae_bench.reporting.check import Finding, check, failed, report
+from mae_bench.reporting.check import Finding, check, committed, failed, report
 from mae_bench.reporting.record import Record, record_from, write_record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +41,9 @@ def test_sound_records_have_no_findings(tmp_path: Path) -> None:
 
 
 def test_the_committed_records_contradict_nothing() -> None:
-    findings = check([ROOT / "results" / "runs"])
+    folders = committed(ROOT / "results")
+    assert ROOT / "results" / "runs" in folders
+    findings = check(folders)
     assert [str(finding) for finding in findings if finding.severity == "error"] == []
 
 
@@ -203,11 +207,52 @@ def test_a_run_folder_may_hold_other_files(tmp_path: Path) -> None:
     assert only(check([tmp_path])).severity == "error"
 
 
+def test_one_stray_record_does_not_loosen_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "results" / "runs"
+    kept = promoted(root, sound())
+    lonely = promoted(root, sound("tiny_coco"))
+    lonely.write_bytes(b"\0" * 100)
+    stray = write_record(sound(seed=1), root)
+    (kept.parent / "renamed.json").write_bytes(kept.read_bytes())
+    (kept.parent / "cut.json").write_text("[")
+    found = {(finding.file.name, finding.severity) for finding in check([root])}
+    assert {("renamed.json", "error"), ("cut.json", "error")} <= found  # beside promoted records, anywhere
+    assert (lonely.name, "error") not in found
+    monkeypatch.setattr(places, "checkout", lambda: tmp_path)
+    found = {(finding.file.name, finding.severity) for finding in check([root])}
+    assert {("renamed.json", "error"), ("cut.json", "error"), (lonely.name, "error"), (stray.name, "error")} <= found
+
+
+def test_every_folder_of_committed_records_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(places, "checkout", lambda: tmp_path)
+    nothing = argparse.Namespace(paths=[])
+    (tmp_path / "results" / "tables").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no records below .*results: name"):
+        commands.check_results(nothing)
+    for folder in ("runs", "suites/toy", "others", "tables"):
+        promoted(tmp_path / "results" / folder, sound(notes=[folder]) if folder != "tables" else record())
+    assert commands.check_results(nothing) == 1
+    said = capsys.readouterr().out
+    assert "suites/toy" in said and "others" in said and "tables" not in said
+
+
+def test_a_record_that_another_program_wrote_anew_is_an_error(tmp_path: Path) -> None:
+    path = promoted(tmp_path, sound())
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    finding = only(check([tmp_path]))
+    assert finding.severity == "error" and "another program wrote anew" in finding.what
+
+
 def test_named_paths(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"no records below .*empty: name"):
+        check([tmp_path / "empty"])
     with pytest.raises(UserError, match="no such file or folder"):
         check([tmp_path / "none"])
     path = promoted(tmp_path, sound())
-    assert check([path]) == []
+    assert check([path]) == check([tmp_path, tmp_path]) == []
     path.write_text("{}")
     assert failed(check([path]))
 

@@ -138,6 +138,7 @@ def curve(*losses: float | None) -> list[dict[str, float | None]]:
         (curve(2.5, 2.25), curve(2.5, 2.125), "equal up to step 1, first different at step 2: 2.25 and 2.125"),
         (curve(2.5), curve(None), "first different at step 1: 2.5 and undefined"),
         (curve(), curve(2.5), "no step at which both runs noted a loss"),
+        (curve(2.5), [{"loss": 1.0}, {"step": None, "loss": 1.0}], "no step at which both runs noted a loss"),
     ],
 )  # fmt: skip
 def test_the_first_step_at_which_losses_part(first: Any, second: Any, text: str) -> None:

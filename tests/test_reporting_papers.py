@@ -31,7 +31,7 @@ FINETUNE = {"protocol": "in1k-finetune-mae@1", "recipe_protocol": "in1k-finetune
 
 def made(name: str, *records: Record, metric: str | None = None) -> Table:
     source, definition = TABLES[name]
-    return paper_table(source, definition, frame(records, metric), PUBLISHED)
+    return paper_table(source, definition, frame(records, *([metric] if metric else [])), PUBLISHED)
 
 
 def finetuned(size: str = "b", value: float = 83.5, **changes: Any) -> Record:

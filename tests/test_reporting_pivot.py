@@ -68,10 +68,10 @@ def test_seeds() -> None:
         (([], ["task"]), RUNS, "--rows is missing"),
         ((["init"], ["backbone"]), RUNS, "mix the tasks 'tiny_coco' and 'tiny_linear': add 'task' to --rows or --cols"),
         ((["init"], ["task"]), [*RUNS, record(size="b")], "mix the sizes 'b' and 't': add 'size'"),
-        ((["init"], ["task"]), [*RUNS, record(backbone="x")], "mix the backbones 'vit_t_mae' and 'x'"),
+        ((["init"], ["task"]), [*RUNS, record(backbone="x", run_id="x")], "mix the backbones 'vit_t_mae' and 'x'"),
         (
             (["backbone"], ["task"]),
-            [*RUNS, record(overridden=["epochs"], protocol="tiny-linear@1+set:1234abcd")],
+            [*RUNS, record(overridden=["epochs"], protocol="tiny-linear@1+set:1234abcd", run_id="set")],
             "mix the protocols 'tiny-linear@1' and 'tiny-linear@1.set:1234abcd'",
         ),
         (

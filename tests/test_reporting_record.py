@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from reporting_records import record, values
 
 from mae_bench.errors import UserError
+from mae_bench.reporting import store
 from mae_bench.reporting.record import (
     MAX_RECORD_BYTES,
     DataUsed,
@@ -211,6 +212,31 @@ def test_hostile_content_is_one_short_line(content: bytes, tmp_path: Path) -> No
         read_record(path)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) <= 300
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_numbers_that_json_does_not_have_are_refused(number: str, version: int, tmp_path: Path) -> None:
+    """Python's parser takes them, and nothing after it: no hash can be made of a recipe with one."""
+    for key, place in (("recipe", {"a": ["X"]}), ("effective", {"lr": "X"}), ("weights", {"load": {"a": "X"}})):
+        made = {"schema_version": version} | values()
+        made[key] = made.get(key, {}) | place
+        path = tmp_path / "record.json"
+        path.write_text(json.dumps(made).replace('"X"', number))
+        with pytest.raises(UserError, match=f"is not a record: {key}.* finite"):
+            read_record(path)
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T00:00:00Z", "2026-01-01T00:00:00.1234567Z"])
+def test_times_that_no_table_takes_are_refused(time: str, tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text(json.dumps({"schema_version": 2} | values() | {"created": time}))
+    with pytest.raises(UserError, match="created: expected a time in UTC from 1970 on"):
+        read_record(tmp_path / "record.json")
+
+
+@pytest.mark.parametrize("time", ["1970-01-01T00:00:00Z", "2199-12-31T23:59:59.123456+00:00"])
+def test_times_at_the_ends_go_into_a_table(time: str) -> None:
+    assert f"{store.frame([record(created=time)])['created'][0]:%Y}" == time[:4]
 
 
 def test_size_limit(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 import shutil
@@ -70,8 +71,46 @@ def test_csv_has_numbers_in_columns_of_their_own() -> None:
     assert first == {
         "section": "baselines", "name": "scratch", "tiny_linear top1": "40.0000", "tiny_linear top1 std": "1.0000",
         "tiny_linear top1 n": "3", "tiny_linear top1 notes": "", "tiny_linear gap": "-1.5000", "p": "–",
+        "note": "A table: 50 % of it",
     }  # fmt: skip
-    assert (second["tiny_linear top1 std"], second["tiny_linear top1 notes"], second["p"]) == ("", "*†§", "0.0000")
+    assert (second["tiny_linear top1 std"], second["tiny_linear top1 notes"], second["p"]) == ("", "*†§", "1e-05")
+
+
+def test_csv_says_what_the_other_forms_say() -> None:
+    """The title in every row, for a row may be taken out; the notes in the first; both also where there is no row."""
+    found = list(csv.DictReader(io.StringIO(render(TABLE, "csv"))))
+    assert found[0]["note"] == "A table: 50 % of it; ± over n seeds, 2·√(s₁² + s₂²)"
+    assert {row["note"] for row in found[1:]} == {"A table: 50 % of it"}
+    notes = tuple(f"{i} runs left out" for i in range(1000))
+    (row,) = csv.DictReader(io.StringIO(render(Table("x", "Not comparable", (Column("a"),), (), notes), "csv")))
+    assert row["a"] == "" and row["note"] == "; ".join(("Not comparable", *notes))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.0000"), (-0.0, "0.0000"), (9.9e-4, "0.00099"), (1e-3, "0.0010"), (3.2e-12, "3.2e-12"), (50.0, "50.0000")],
+)
+def test_small_numbers_in_csv_are_not_rounded_away(value: float, text: str) -> None:
+    table = Table("x", "t", (Column("p"),), (Row((Cell(value=value),)),))
+    assert next(csv.DictReader(io.StringIO(render(table, "csv"))))["p"] == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["@octocat look", "a @octocat", "(@octocat)", "a_@octocat", "mail a.b@example.org", "http://example.org",
+     "see https://a", "www.example.org", "WWW.example.org", "ftp://a/b", "mailto:a@b.de", "&@octocat"],
+)  # fmt: skip
+def test_foreign_text_is_no_mention_and_no_link(text: str) -> None:
+    """GitHub looks for them in the text that a reader sees, so that an entity would not help."""
+    table = Table("x", text, (Column(text),), (Row((Cell(text),)),), (text,))
+    shown = html.unescape(render(table, "markdown", title=True))
+    assert not re.search(r"(?<![A-Za-z0-9])@\w|@[\w-]+\.[\w-]|\w://|www\.", shown, re.IGNORECASE)
+    assert "".join(text.split()) in "".join(shown.split()).replace("\\", "")
+
+
+def test_protocol_ids_stay_as_they_are() -> None:
+    table = Table("x", "", (Column("a"),), (Row((Cell("1"),)),), ("ours: in1k-finetune-mae@1 (task x), y@2+set:1.",))
+    assert "- ours: in1k-finetune-mae@1 (task x), y@2+set:1.\n" in render(table, "markdown")
 
 
 class Page(HTMLParser):
@@ -179,11 +218,11 @@ def check_hostile(text: str) -> None:
         "table", "caption", "thead", "tbody", "tfoot", "tr", "th", "td", "code", "strong", "sup", "a", "ul", "li",
     }  # fmt: skip
     assert {name for _, attributes in page.elements for name in attributes} <= {"scope", "colspan", "href"}
-    html = [token.type for token in MarkdownIt("commonmark", {"html": True}).enable("table").parse(
+    types = [token.type for token in MarkdownIt("commonmark", {"html": True}).enable("table").parse(
         render(table, "markdown")) for token in (token, *(token.children or ()))]  # fmt: skip
-    assert not {"html_block", "html_inline", "link_open", "image", "heading_open", "fence", "hr"} & set(html)
-    assert html.count("tr_open") == 5  # the head, a head line, the section, two rows
-    assert html.count("th_open") == 3 and html.count("td_open") == 12
+    assert not {"html_block", "html_inline", "link_open", "image", "heading_open", "fence", "hr"} & set(types)
+    assert types.count("tr_open") == 5  # the head, a head line, the section, two rows
+    assert types.count("th_open") == 3 and types.count("td_open") == 12
     parsed = list(csv.reader(io.StringIO(render(table, "csv"))))
     assert len({len(row) for row in parsed}) == 1 and len(parsed) == 4
     assert not any(field[:1] in "=+-@" for row in parsed for field in row if field)

@@ -5,10 +5,12 @@ Real processes; each tells by its exit code whether all it had to write was writ
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,9 @@ from pathlib import Path
 import pytest
 from reporting_records import record
 
+from mae_bench.errors import UserError
 from mae_bench.reporting.check import check
+from mae_bench.reporting.files import write_whole
 from mae_bench.reporting.record import read_record, write_record
 from mae_bench.reporting.store import load_records
 
@@ -79,7 +83,7 @@ def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
         assert set(said) <= whole and len(whole) <= len(said) + 1
         assert sorted(found.seed for found in load_records([folder])) == list(range(len(whole)))
         leftovers = {path.name for path in folder.iterdir()} - whole
-        assert all(name.startswith(".record-") and name.endswith(".tmp") for name in leftovers)
+        assert all(name.startswith(".unfinished-") and name.endswith(".tmp") for name in leftovers)
 
 
 def test_a_write_that_was_killed_is_found_and_can_be_repeated(tmp_path: Path) -> None:
@@ -133,6 +137,87 @@ def test_a_full_disk_is_told_and_keeps_what_was_written(small_disk: Path) -> Non
     assert len(list(load_records([small_disk]))) == len(written)
     (small_disk / written[0]).unlink()
     assert finished(writer(small_disk, 100, 1))[:2] == (0, ["100.json"])
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda text: json.dumps(json.loads(text), sort_keys=True).encode(),
+        lambda text: text.encode("utf-8-sig"),
+        lambda text: text.encode("utf-16"),
+        lambda text: ('{"x": 1, ' + text.strip()[1:]).encode(),
+    ],
+    ids=["sorted", "utf-8 with a mark", "utf-16", "another first key"],
+)
+def test_a_record_that_another_program_wrote_anew_never_vanishes(
+    rewrite: Callable[[str], bytes], tmp_path: Path
+) -> None:
+    kept = write_record(record(seed=1), tmp_path, "a.json")
+    path = write_record(record(), tmp_path, "b.json")
+    path.write_bytes(rewrite(path.read_text(encoding="utf-8")))
+    with pytest.raises(UserError, match=rf"^{path} looks like a record that another program wrote anew: "):
+        list(load_records([tmp_path]))
+    path.write_text('{"first": 1, "schema_version": "of something else"}')
+    assert list(load_records([tmp_path])) == [read_record(kept)]
+
+
+# Other files.
+
+
+def test_a_file_is_written_whole_whatever_it_is(tmp_path: Path) -> None:
+    target, link = tmp_path / "a.md", tmp_path / "link.md"
+    assert write_whole(target, "ä\r\n") and target.read_bytes() == "ä\r\n".encode()
+    target.chmod(0o600)
+    link.symlink_to(target)
+    assert write_whole(link, b"new") and link.is_symlink() and target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert not write_whole(target, "x", exclusive=True) and target.read_bytes() == b"new"
+    assert write_whole(Path("/dev/null"), "x") and not Path("/dev/null").is_file()
+    code = "from pathlib import Path; from mae_bench.reporting.files import write_whole; "
+    code += "write_whole(Path('/dev/stdout'), 'x')"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"x"
+    assert {path.name for path in tmp_path.iterdir()} == {"a.md", "link.md"}
+
+
+def test_of_many_writers_of_one_file_one_wins_whole(tmp_path: Path) -> None:
+    """A fixed name beside the file, which all of them would write to, mixes them or fails."""
+    code = (
+        "import sys; from pathlib import Path; from mae_bench.reporting.files import write_whole\n"
+        "for _ in range(100): write_whole(Path(sys.argv[1]), sys.argv[2] * 100_000)"
+    )
+    target = tmp_path / "baselines.json"
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(target), letter]) for letter in "abcd"]
+    while any(process.poll() is None for process in processes):
+        if target.exists():
+            content = target.read_text()
+            assert len(content) == 100_000 and len(set(content)) == 1
+    assert [process.returncode for process in processes] == [0] * 4
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_table_and_a_page_survive_a_full_disk(tmp_path: Path) -> None:
+    """What was there is there still: ``table --out``, ``report --out`` and ``gate --write`` replace in one step."""
+    folder = write_record(record(), tmp_path / "runs").parent
+    baseline = {"task": "t", "protocol": "t@1", "backbone": "b", "metric": "top1", "value": 1.0, "tolerance": 1.0}
+    words = {
+        "t.md": ["table", "--records", str(folder), "--stale", "--out"],
+        "p.html": ["report", "--records", str(folder), "--stale", "--out"],
+        "b.json": ["gate", "--records", str(folder), "--write", "--against"],
+    }
+    code = (
+        "import resource, signal, sys; from mae_bench import cli\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    for name, command in words.items():
+        target = tmp_path / name
+        target.write_text(json.dumps([baseline]))
+        line = [sys.executable, "-c", code, *command, str(target)]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "File too large" in done.stderr, done.stderr
+        assert json.loads(target.read_text()) == [baseline]
+    assert {path.name for path in tmp_path.iterdir()} == {*words, "runs"}
 
 
 AS_NOBODY = f"""

@@ -49,7 +49,11 @@ def run_record(backbone: Backbone, settings: list[str], folder: Path, **changes:
     (kept,) = (ROOT / "results" / "runs" / "tiny_linear" / "vit_t_mae").glob("*.seed0-*.json")
     task = resolve_task("mine", backbone, settings)
     recipe = runs.recipe_of(task, backbone)
-    made = read_record(kept).model_dump() | {
+    old = read_record(kept).model_dump()
+    making = runs.recipe_of(resolve_task("tiny_pretrain", backbone), runs.untrained(backbone))
+    made = old | {
+        "run_id": f"{old['run_id']}.{folder.name}",
+        "weights": old["weights"] | {"maker": {"run_id": "a pre-training", "recipe_hash": digest(making)}},
         "task": "mine",
         "backbone": backbone.name,
         "protocol": task.protocol,
@@ -128,6 +132,28 @@ def test_words_about_a_backbone_may_change(private: Path) -> None:
     assert stale(path) == [""]
 
 
+def test_weights_that_were_made_by_another_recipe(private: Path) -> None:
+    """The pre-training's steps have changed: the transfer's own recipe says nothing of that."""
+    mine = load_backbone("vit_mine")
+    path = run_record(mine, [], private / "run")
+    shutil.copytree(ROOT / "tasks" / "tiny_pretrain", private / "tasks" / "my_pretrain")
+    task = private / "tasks" / "my_pretrain" / "task.toml"
+    _edit(task, 'name = "tiny_pretrain"', 'name = "my_pretrain"')
+    backbone = private / "backbones" / "mine" / "vit_mine.toml"
+    _edit(backbone, 'task = "tiny_pretrain"', 'task = "my_pretrain"')
+    recipes._index.cache_clear()
+    mine = load_backbone("vit_mine")
+    making = digest(runs.recipe_of(resolve_task("my_pretrain", mine), runs.untrained(mine)))
+    weights = read_record(path).weights.model_dump() | {"maker": {"recipe_hash": making}}
+    path = run_record(mine, [], private / "again", weights=weights)
+    assert stale(path) == [""]
+    steps = resolve_task("my_pretrain", mine).values.steps
+    _edit(task, f"\nsteps = {steps}", "\nsteps = 7")
+    assert stale(path) == ["its weights were made by another recipe"]
+    _edit(task, "\nsteps = 7", "\nstep = 7")
+    assert stale(path)[0].startswith("its weights cannot be made today: ")
+
+
 def test_a_new_protocol(private: Path) -> None:
     path = run_record(load_backbone("vit_mine"), [], private / "run")
     protocol = read_record(path).recipe_protocol
@@ -182,7 +208,7 @@ def test_each_recipe_is_resolved_once(private: Path) -> None:
     rows = store.load_frame([run_record(load_backbone("vit_mine"), [], private / "run")])
     many = pd.concat([rows] * 50, ignore_index=True)
     staleness.judge(many, Tree(recipe_of, runs.untrained, TREE.code_hash))
-    assert calls == ["mine"]
+    assert calls == ["mine", "tiny_pretrain"]
 
 
 def test_the_committed_records_are_current() -> None:

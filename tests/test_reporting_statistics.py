@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mae_bench.reporting.statistics import bootstrap, holm, mcnemar, over_classes, paired, summarise
+from mae_bench.reporting.statistics import bootstrap, holm, impossible, mcnemar, over_classes, paired, summarise
 
 PERCENT = st.floats(0, 100, allow_nan=False).map(lambda value: round(value, 2))
 
@@ -91,14 +91,31 @@ def test_sign_flips_are_counted(pairs: list[tuple[float, float]]) -> None:
     assert found.exact == sum(abs(total) >= abs(sum(cents)) for total in flips) / len(flips)
     assert found.difference == pytest.approx(sum(cents) / 100 / len(cents), abs=1e-9)
     other = paired(dict(enumerate(b for _, b in pairs)), dict(enumerate(a for a, _ in pairs)))
-    assert (other.difference, other.p) == (pytest.approx(-found.difference), pytest.approx(found.p))
+    assert (other.difference, other.p) == (pytest.approx(-found.difference), pytest.approx(found.p, nan_ok=True))
 
 
-def test_equal_differences_are_left_to_the_exact_test() -> None:
-    found = paired({0: 50.1, 1: 60.1, 2: 70.1}, {0: 50.0, 1: 60.0, 2: 70.0})  # floats: not equal to the last bit
-    assert (found.p, found.exact, found.test) == (0.25, 0.25, "exact sign flip")
-    assert found.low == found.difference == found.high == pytest.approx(0.1)
-    assert paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).p == 1.0
+@pytest.mark.parametrize("gap", [0.1, 40.0])
+def test_equal_differences_allow_no_test(gap: float) -> None:
+    """Nothing to hold the difference against: 'within noise' would be said of any effect."""
+    second = {0: 50.0, 1: 60.0, 2: 70.0}
+    found = paired({seed: value + gap for seed, value in second.items()}, second)  # floats: not equal to the last bit
+    assert (found.exact, found.test) == (0.25, "none: the differences have no spread")
+    assert all(math.isnan(value) for value in (found.p, found.low, found.high))
+    assert found.difference == pytest.approx(gap)
+
+
+def test_equal_values_do_not_differ() -> None:
+    found = paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
+    assert (found.difference, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "expected"),
+    [("mIoU", 950.0, "[0, 100]"), ("top1", -0.1, "[0, 100]"), ("top1", 100.0, ""), ("val_loss", 950.0, ""),
+     ("loss", -1.0, "[0, ∞)"), ("top1", 0.0, "")],
+)  # fmt: skip
+def test_impossible_values(metric: str, value: float, expected: str) -> None:
+    assert impossible(metric, value) == expected
 
 
 @pytest.mark.parametrize(

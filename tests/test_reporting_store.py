@@ -17,7 +17,7 @@ from reporting_records import record
 
 from mae_bench.errors import UserError
 from mae_bench.reporting.record import Record, write_record
-from mae_bench.reporting.store import COLUMNS, frame, load_frame, load_records
+from mae_bench.reporting.store import COLUMNS, PRIMARY, frame, load_frame, load_records
 
 
 def test_records_are_found_at_any_depth_and_other_json_is_left_alone(tmp_path: Path) -> None:
@@ -62,10 +62,31 @@ def test_frame_is_one_row_a_run() -> None:
 
 
 def test_frame_of_another_metric_and_of_nothing() -> None:
-    both = [record(), record(metrics={"top1": 1.0})]
-    assert list(frame(both, "other")["value"]) == [1.0]
-    assert frame(both, "none").empty
+    """A run without the metric keeps its row: whether a run counts does not depend on the metric."""
+    both = [record(), record(seed=1, metrics={"top1": 1.0})]
+    other = frame(both, "other")
+    assert list(other["measured"]) == [True, False] and list(other["value"].fillna(-1)) == [1.0, -1.0]
+    assert not frame(both, "none")["measured"].any()
     assert frame([]).dtypes.equals(frame(both).dtypes)
+
+
+def test_several_metrics_are_one_pass() -> None:
+    both = [record(), record(seed=1, metrics={"top1": 1.0})]
+    many = frame(iter(both), PRIMARY, "top1", "other")
+    assert list(many["metric"]) == ["other", "top1"] * 2 and list(many["primary"]) == [False, True] * 2
+    for metric in ("top1", "other"):
+        alone = many[many["metric"] == metric].reset_index(drop=True)
+        pd.testing.assert_frame_equal(alone, frame(both, metric))
+
+
+def test_one_run_id_with_two_contents_is_refused(tmp_path: Path) -> None:
+    """Nothing says which of the two is the run: the order of their digests would."""
+    first, second = (write_record(record(value=value), tmp_path / str(value)) for value in (50.0, 99.0))
+    message = rf"run id 'tiny_linear.vit_t_mae.seed0': {first} and {second}; keep the true one"
+    with pytest.raises(UserError, match=message):
+        load_frame([tmp_path])
+    second.write_text(json.dumps(json.loads(first.read_text())))  # a copy in another layout is no second content
+    assert len(load_frame([tmp_path])) == 1
 
 
 def test_undefined_is_nan() -> None:
@@ -85,7 +106,7 @@ def test_given_weights_are_told_apart() -> None:
     own = record(weights={"kind": "given", "sha256": "ab" * 32})
     assert list(frame([own])["given"]) == ["abababab"]
     evaluated = record(weights={"kind": "given", "sha256": "ab" * 32}, eval_only=True)
-    assert list(frame([evaluated])["given"]) == [""]
+    assert list(frame([evaluated])["given"]) == ["abababab"]
 
 
 def test_a_record_survives_reformatting(tmp_path: Path) -> None:
@@ -124,6 +145,9 @@ def test_columns_of_origin() -> None:
     rows = frame(VARIED).set_index("seed")
     assert list(rows.loc[[7, 8, 9], "started_from"]) == ["a run", "", ""]
     assert list(rows.loc[[7, 8, 9], "dirty"]) == [False, False, True]
+    assert set(rows["data"]) == {"4" * 64} and set(rows["made_by"]) == {""}
+    made = record(weights={"kind": "made", "sha256": "a" * 64, "maker": {"recipe_hash": "b" * 64}})
+    assert list(frame([made])["made_by"]) == ["b" * 64]
     assert frame([record(), record(init="scratch")])["untrained"].tolist() == [False, True]
     # The recipe leaves values at the schema's default out.
     assert rows.loc[10, "settings"] == ("epochs=2.0", 'randaug=""')

@@ -99,7 +99,8 @@ def test_the_published_number_stands_beside_the_same_protocol_and_weights_only()
 
 
 def test_overridden_runs_have_a_column_of_their_own() -> None:
-    overridden = record(value=90.0, overridden=["epochs"], protocol="tiny-linear@1+set:1234abcd")
+    changes = {"overridden": ["epochs"], "protocol": "tiny-linear@1+set:1234abcd"}
+    overridden = record(value=90.0, run_id="overridden", **changes)
     assert show(*RUNS, overridden)[1:4] == [
         ["", "protocol", "tiny-linear@1", "tiny-linear@1+set:1234abcd"],
         ["", "trivial prediction", "12.50", "–"],
@@ -117,7 +118,7 @@ def test_given_weights_have_a_row_of_their_own() -> None:
 
 
 def test_smoke_runs_are_refused_and_counted() -> None:
-    smoke = record(value=99.0, smoke=True, protocol="tiny-linear@1+smoke")
+    smoke = record(value=99.0, smoke=True, protocol="tiny-linear@1+smoke", run_id="smoke")
     text = table(frame([*RUNS, smoke]), published=[])
     assert "99.00" not in text
     assert "- 1 run left out (smoke: two steps on made data measure nothing)\n" in text
@@ -134,7 +135,7 @@ def test_pretraining_runs_are_no_results() -> None:
 
 
 def test_of_a_seed_the_newest_run_counts() -> None:
-    again = [record(value=10.0 + day, run_id="again", created=f"2026-02-0{day}T00:00:00Z") for day in range(1, 7)]
+    again = [record(value=10.0 + day, run_id=f"{day}", created=f"2026-02-0{day}T00:00:00Z") for day in range(1, 7)]
     for older, newer in itertools.combinations(again, 2):
         assert show(newer, older)[-1][-1] == f"{newer.value:.2f} (n=1)"
     assert "5 runs left out (superseded" in table(frame(again), published=[])
@@ -148,7 +149,7 @@ def test_two_recipes_never_share_a_cell() -> None:
 def test_an_evaluation_stands_in_for_training_only_where_there_is_none() -> None:
     first = record(value=70.0, eval_only=True, weights={"kind": "file", "sha256": "a" * 64}, run_id="e1")
     second = record(value=72.0, eval_only=True, weights={"kind": "file", "sha256": "b" * 64}, run_id="e2")
-    assert show(first, second)[-1][-1] == "71.00 ± 1.41 (n=2)†"
+    assert show(first, second)[-1][-1] == "71.00 ± 1.41 (n=2)†‡"
     assert show(first, RUNS[0])[-1][-1] == "48.00 (n=1)"
     assert "† a trained model evaluated" in table(frame([first]), published=[])
 
@@ -159,7 +160,7 @@ def test_marks() -> None:
     text = table(frame(ours), published=[])
     assert rows(text)[-1][-1] == "50.00 ± 0.00 (n=2)*‡"
     assert "- \\* recipe values that nobody published, in tiny_linear (vit_t_mae): base_lr, warmup_epochs\n" in text
-    assert "- ‡ the runs start from different weight files\n" in text
+    assert "- ‡ the runs have different weight files\n" in text
     assert "\\*" not in table(frame(RUNS), published=[])
 
 
@@ -196,13 +197,13 @@ RUN_POOL = [
     *RUNS,
     record(seed=0, value=10.0, run_id="again", created="2026-02-01T00:00:00+00:00"),
     record(seed=1, value=11.0, run_id="same-time"),
-    record(seed=1, value=12.0, recipe_hash="a" * 64),
+    record(seed=1, value=12.0, recipe_hash="a" * 64, run_id="recipe"),
     record(seed=4, value=70.0, eval_only=True),
-    record(seed=2, ours=["epochs"], overridden=["epochs"], protocol="tiny-linear@1+set:1234abcd"),
+    record(seed=2, ours=["epochs"], overridden=["epochs"], protocol="tiny-linear@1+set:1234abcd", run_id="set"),
     record("tiny_coco", value=0.1, baseline={"box_AP": 0.0}),
     record("coco", size="b", value=51.0),
     record("coco", size="b", value=float("nan"), seed=1),
-    record(smoke=True, protocol="tiny-linear@1+smoke"),
+    record(smoke=True, protocol="tiny-linear@1+smoke", run_id="smoke"),
 ]
 
 
@@ -308,7 +309,8 @@ def test_comparison_keeps_sizes_and_protocols_apart() -> None:
 def test_several_backbones_of_one_initialisation_are_pairs_of_their_own() -> None:
     """Each backbone against each; the p of a row counts how often the question was asked."""
     other = [
-        record(seed=seed, value=value + 0.1, backbone="vit_t_mae_pixel") for seed, value in enumerate(SEEDS["mae"])
+        record(seed=seed, value=value + 0.1, backbone="vit_t_mae_pixel", run_id=f"pixel{seed}")
+        for seed, value in enumerate(SEEDS["mae"])
     ]
     pairs = compare(frame([*RUNS, *other]), "mae", "scratch")
     assert list(pairs["backbone_1"]) == ["vit_t_mae", "vit_t_mae_pixel"]

@@ -9,17 +9,27 @@ import os
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
-from reporting_records import record, values
+from reporting_records import record as contradicting
+from reporting_records import sound as record
+from reporting_records import sound_values as values
 
 from mae_bench import places
 from mae_bench.errors import UserError
+from mae_bench.recipes import digest
 from mae_bench.reporting import transfer
-from mae_bench.reporting.record import read_record, write_record
+from mae_bench.reporting.record import Record, read_record, record_from, write_record
 from mae_bench.reporting.store import load_records
 from mae_bench.reporting.transfer import import_records, png_fault, promote
+
+LATER = "2026-02-01T00:00:00+00:00"
+
+
+def changed(**changes: Any) -> Record:
+    return record_from(values(seed=5) | changes)
 
 
 def runs(folder: Path, *records) -> Path:  # type: ignore[no-untyped-def]
@@ -41,7 +51,8 @@ def files_below(folder: Path) -> set[str]:
 
 def test_promotion(tmp_path: Path) -> None:
     copied = promote([runs(tmp_path / "runs", record(seed=0), record(seed=1))], tmp_path / "into")
-    assert copied.files[0] == tmp_path / "into" / "tiny_linear" / "vit_t_mae" / "tiny_linear.vit_t_mae.seed0.json"
+    name = "tiny_linear.vit_t_mae.seed0-0a1b2c3d.20260101T000000Z.json"
+    assert copied.files[0] == tmp_path / "into" / "tiny_linear" / "vit_t_mae" / name
     assert [read_record(path) for path in copied.files] == [record(seed=0), record(seed=1)]
     assert list(load_records([tmp_path / "into"])) == [record(seed=0), record(seed=1)]
     assert copied.pictures == [] and copied.notes == []
@@ -50,30 +61,46 @@ def test_promotion(tmp_path: Path) -> None:
 def test_promotion_is_refused_as_a_whole(tmp_path: Path) -> None:
     into = tmp_path / "into"
     promote([runs(tmp_path / "first", record(seed=0))], into)
-    smoke = record(seed=5, smoke=True, protocol="tiny-linear@1+smoke")
-    again = record(seed=0, run_id="a-second-run-of-seed-0", value=60.0)
+    smoke = changed(smoke=True, protocol="tiny-linear@1+smoke")
+    again = record(seed=0, created=LATER, value=60.0)
     for number, (refused, message) in enumerate(
         [
             (smoke, "is a smoke run"),
-            (record(seed=0), r"'tiny_linear\.vit_t_mae\.seed0' is there already, in .*seed0\.json; remove one"),
+            (record(seed=0), r"'tiny_linear\.vit_t_mae\.seed0-.*' is there already, in .*seed0-.*\.json; remove one"),
             (record(seed=0, value=1.0), "is there already with other content, in"),
-            (again, "run 'a-second-run-of-seed-0' is there already as 'tiny_linear.vit_t_mae.seed0' with other"),
-            (record(seed=5, run_id="../../outside"), "cannot name a file"),
-            (record(seed=5, run_id="a\x1b[31m\nb"), r"run 'a \[31m b': .* cannot name a file"),
-            (record(seed=5, backbone=".."), "cannot name a file"),
+            (again, r"20260201T000000Z' is there already as 'tiny_linear\.vit_t_mae\.seed0-.*' with other"),
+            (changed(run_id="../../outside"), "cannot name a file"),
+            (changed(run_id="a\x1b[31m\nb"), r"run 'a \[31m b': .* cannot name a file"),
+            (changed(backbone=".."), "cannot name a file"),
+            (changed(metrics={"top1": 99.9}), r"record\.json: best.top1 is 50.0, and 99.9 was reached; take the file"),
+            (contradicting(seed=5), "recipe_hash is not the hash of recipe"),
         ]
     ):
         with pytest.raises(UserError, match=message):
             promote([runs(tmp_path / str(number), record(seed=7), refused)], into)
     with pytest.raises(UserError, match=r"already, in .*run0/record\.json"):
         promote([runs(tmp_path / "twice", record(seed=7), record(seed=7))], into)
-    assert files_below(into) == {"tiny_linear/vit_t_mae/tiny_linear.vit_t_mae.seed0.json"}
+    assert [read_record(path) for path in into.rglob("*.json")] == [record(seed=0)]
 
 
 def test_another_recipe_of_the_same_seed_may_be_promoted(tmp_path: Path) -> None:
     promote([runs(tmp_path / "a", record())], tmp_path / "into")
-    promote([runs(tmp_path / "b", record(run_id="later", recipe_hash="9" * 64))], tmp_path / "into")
+    other = values(created=LATER)
+    other["recipe"]["values"]["epochs"] = 2.0
+    other["recipe_hash"] = digest({key: value for key, value in other["recipe"].items() if key != "origins"})
+    promote([runs(tmp_path / "b", record_from(other))], tmp_path / "into")
     assert len(files_below(tmp_path / "into")) == 2
+
+
+def test_runs_of_other_given_weights_may_be_promoted(tmp_path: Path) -> None:
+    """As the transfers of a suite are: one task, backbone and seed, and an encoder each."""
+    times = [f"2026-02-0{day}T00:00:00+00:00" for day in range(1, 4)]
+    given = [{"kind": "given", "sha256": letter * 64} for letter in "abb"]
+    first, second, again = (record(created=time, weights=one) for time, one in zip(times, given, strict=True))
+    promote([runs(tmp_path / "a", record(), first, second)], tmp_path / "into")
+    assert len(files_below(tmp_path / "into")) == 3
+    with pytest.raises(UserError, match=r"20260203T000000Z' is there already as .*20260202T000000Z'"):
+        promote([runs(tmp_path / "b", again)], tmp_path / "into")
 
 
 def test_a_failure_midway_takes_everything_back(tmp_path: Path) -> None:
@@ -109,7 +136,7 @@ def test_what_cannot_be_taken_back_is_named(tmp_path: Path, monkeypatch: pytest.
         os.unlink(path)  # noqa: PTH108  # pathlib's own is what is replaced here
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(UserError, match=r"cannot take back .*seed0\.json: Read-only file system; delete it"):
+    with pytest.raises(UserError, match=r"cannot take back .*seed0-.*\.json: Read-only file system; delete it"):
         promote([folder], into)
 
 
@@ -176,7 +203,7 @@ def test_import_refuses_other_content_of_a_known_run_as_a_whole(tmp_path: Path) 
     import_records([runs(tmp_path / "first", record(seed=0))], into)
     changed = runs(tmp_path / "second", record(seed=1), record(seed=0, value=99.0))
     with pytest.raises(
-        UserError, match=r"run 'tiny_linear\.vit_t_mae\.seed0' is there already with other content, in .*json"
+        UserError, match=r"run 'tiny_linear\.vit_t_mae\.seed0-.*' is there already with other content, in .*json"
     ):
         import_records([changed], into)
     assert list(load_records([into])) == [record(seed=0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from mae_bench import tabulate
+from mae_bench import doctor, tabulate
 from mae_bench.errors import UserError
 from mae_bench.reporting import cells, store
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS = ROOT / "results" / "runs"
+RUNS, SUITES = ROOT / "results" / "runs", ROOT / "results" / "suites"
 
 
 def copy_of_the_results(folder: Path, runs: list[Path]) -> Path:
@@ -32,7 +33,9 @@ def copy_of_the_results(folder: Path, runs: list[Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def records() -> list[Path]:
-    return sorted(RUNS.rglob("*.json"))
+    found = sorted(RUNS.rglob("*.json"))
+    assert found, "no committed record: nothing below would be tested"
+    return found
 
 
 def test_committed_tables_are_what_the_records_give() -> None:
@@ -55,7 +58,7 @@ def test_check_names_the_file_and_the_first_line(tmp_path: Path, records: list[P
     lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
     table.write_text("".join([*lines[:3], lines[3].replace(".", ",", 1), *lines[4:]]), encoding="utf-8")
     (fault,) = tabulate.check(root)
-    assert fault.startswith("results/tables/all.md line 4 is not what the records give: '| ")
+    assert fault.startswith("results/tables/all.md line 4 is not what the records give: ")
     table.write_text("".join(lines[:-1]), encoding="utf-8")
     (fault,) = tabulate.check(root)
     assert f"line {len(lines)} is not what the records give: '', expected '- " in fault
@@ -107,22 +110,72 @@ def test_the_same_bytes_whatever_the_process(tmp_path: Path, records: list[Path]
 
 
 def test_promoted_records_are_real_runs_without_paths_of_a_machine(records: list[Path]) -> None:
-    for file in records:
+    for file in [*records, *sorted(SUITES.rglob("*.json"))]:
         record = next(iter(store.load_records([file])))
+        shelf = RUNS if file.is_relative_to(RUNS) else SUITES / file.relative_to(SUITES).parts[0]
         assert not record.smoke
         assert file.name == f"{record.run_id}.json"
-        assert file.parent == RUNS / record.task / record.backbone
+        assert file.parent == shelf / record.task / record.backbone
         assert not any(word.startswith("/") for word in record.command), f"{file}: an absolute path in the command"
 
 
 def test_mae_beats_scratch_by_more_than_the_spread_of_five_seeds() -> None:
-    """The claim of the README, from the records themselves."""
-    pairs = cells.compare(store.load_frame([RUNS]), "mae", "scratch").set_index("task")
+    """The claim of the README, from the records that a table counts."""
+    pairs = cells.compare(tabulate.frame([RUNS]), "mae", "scratch").set_index("task")
     for task in ("tiny_linear", "tiny_finetune"):
         pair = pairs.loc[task]
         assert pair["pairs"] >= 5
         assert pair["difference"] > pair["bound"] > 0
         assert pair["adjusted"] < 0.01 and pair["low"] > 0
+
+
+def test_a_fault_is_shown_around_the_first_difference(tmp_path: Path) -> None:
+    table = tmp_path / "all.md"
+    for there, text in (("x" * 500 + "1", "x" * 500 + "2"), ("a" * 200 + "\t", "a" * 200 + " "), ("ab", "ab\n")):
+        table.write_text(there, encoding="utf-8")
+        said, given = re.findall(r"give: (.*), expected (.*); `python", tabulate._difference(table, text, tmp_path))[0]
+        assert said != given and len(said) + len(given) < 300
+
+
+def test_files_are_replaced_at_once_or_kept(tmp_path: Path, records: list[Path]) -> None:
+    """A disk that is full in the middle of a table, as far as a process can make one for itself."""
+    root = copy_of_the_results(tmp_path, records[:1])
+    tabulate.write(root)
+    table = root / "results" / "tables" / "all.md"
+    table.write_text("as it was", encoding="utf-8")
+    code = (
+        "import resource, signal, sys, pathlib\n"
+        "from mae_bench import tabulate; from mae_bench.errors import UserError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "try: tabulate.write(pathlib.Path(sys.argv[1]))\n"
+        "except UserError as error: sys.exit(str(error))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(root)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.startswith(f"cannot write {table}: File too large; free space, then")
+    assert table.read_text(encoding="utf-8") == "as it was"
+    assert not [path for path in table.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_two_tasks_of_one_protocol_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second one's runs would stand in a paper's table as runs of the first."""
+    recipe = (ROOT / "tasks" / "tiny_linear" / "task.toml").read_text(encoding="utf-8")
+    copy = tmp_path / "tasks" / "mine" / "task.toml"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(recipe.replace('name = "tiny_linear"', 'name = "mine"'), encoding="utf-8")
+    monkeypatch.setenv("MAE_BENCH_PATH", str(tmp_path))
+    with pytest.raises(
+        UserError, match=rf"the protocol 'tiny-linear@1': {copy} and .*tiny_linear/task\.toml; give one"
+    ):
+        tabulate.frame([RUNS])
+    assert doctor.report("tiny_linear") == 1
+    assert f"two task recipes have the protocol 'tiny-linear@1': {copy}" in capsys.readouterr().out
+    copy.write_text(copy.read_text(encoding="utf-8").replace("tiny-linear@1", "mine@1"), encoding="utf-8")
+    assert len(tabulate.frame([RUNS]))
 
 
 # Tables by name.

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,44 @@ def test_pretrain_smoke_leaves_an_encoder_that_run_takes(tmp_path: Path) -> None
     given = Options(smoke=True, quiet=True, workers=0, out=tmp_path, weights=encoder)
     (one,) = mae_bench.run("tiny_linear", "vit_t_mae", options=given)
     assert one.record.weights.kind == "given"
-    assert one.record.weights.maker["run_id"] == made.record.run_id
+    assert one.record.weights.maker == {
+        "run_id": made.record.run_id,
+        "recipe_hash": made.record.recipe_hash,
+        "code_hash": made.record.code_hash,
+        "git": made.record.git.model_dump(),
+        "protocol": "tiny-mae@1+smoke",
+        "data": {key: getattr(made.record.data, key) for key in ("name", "fingerprint", "matches")},
+    }
+
+
+def test_an_encoder_says_itself_what_it_was_made_of(tmp_path: Path) -> None:
+    """Away from its run's folder, and in the folder of another run, whose record is not of it."""
+    options = Options(smoke=True, quiet=True, workers=0, out=tmp_path)
+    (made,) = mae_bench.pretrain("vit_t_mae", options=options)
+    other = _smoke(tmp_path)
+    for place in (tmp_path / "e.safetensors", other.folder / runs.ENCODER_FILE):
+        shutil.copy(made.folder / runs.ENCODER_FILE, place)
+        source = runs.find_weights(load_backbone("vit_t_mae"), replace(options, weights=place))
+        assert runs._maker(source) == {
+            "protocol": "tiny-mae@1",
+            "data": {key: getattr(made.record.data, key) for key in ("name", "fingerprint", "matches")},
+        }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *("[]", "{", '{"name": 1}', '{"name": "a", "fingerprint": "b", "matches": true, "more": 1}'),
+        '{"name": "\\ud800", "fingerprint": "b", "matches": true}',  # no record could be written
+        f'{{"name": "{"a" * 501}", "fingerprint": "b", "matches": true}}',
+    ],
+)
+def test_what_a_file_says_in_another_form_is_nothing(data: str) -> None:
+    assert weights._stated({"protocol": "p@1", "data": data}) == {}
+    assert weights._stated({"protocol": "p@1"}) == {}
+    data = '{"name": "a", "fingerprint": "b", "matches": true}'
+    assert weights._stated({"data": data}) == {}
+    assert weights._stated({"protocol": "p@1", "data": data})["data"]["fingerprint"] == "b"
 
 
 def test_eval_only_gives_the_trained_numbers(tmp_path: Path) -> None:
@@ -120,7 +158,8 @@ def test_eval_only_gives_the_trained_numbers(tmp_path: Path) -> None:
     (again,) = mae_bench.run("tiny_finetune", "vit_t_scratch", options=options)
     assert again.record.eval_only
     assert again.record.images == trained.record.images is not None
-    assert again.record.metrics == pytest.approx(trained.record.metrics, abs=1e-5)
+    assert again.record.metrics == trained.record.metrics
+    assert again.record.effective.get("linear") == trained.record.effective.get("linear")
 
 
 def test_load_encoder_gives_features(monkeypatch: pytest.MonkeyPatch) -> None:

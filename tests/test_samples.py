@@ -196,6 +196,22 @@ def test_a_run_and_its_evaluation_alone_leave_the_same_picture(tmp_path: Path) -
     assert one.record.metrics["top1"] == again.record.metrics["top1"]
 
 
+@pytest.mark.parametrize(
+    "fault", [ValueError("bad\npixels"), MemoryError(), OSError("gone"), Image.DecompressionBombError("a bomb")]
+)
+def test_whatever_drawing_raises_ends_in_one_line(
+    fault: Exception, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw() -> Image.Image:
+        raise fault
+
+    samples.write(Outcome({}, samples=draw), tmp_path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"no samples.png in {tmp_path}")
+    assert type(fault).__name__ in line
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_number_depends_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = _smoke(tmp_path)
     monkeypatch.setattr(samples, "write", lambda outcome, folder: None)

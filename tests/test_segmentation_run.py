@@ -72,6 +72,7 @@ def test_evaluation_alone_equals_the_last_one_of_training(trained: tuple[Job, Ou
     alone = run(job(tmp_path, this.task.values, eval_only=True, weights=this.folder / MODEL_FILE, seed=7))
     assert alone.metrics == outcome.metrics
     assert alone.per_class == outcome.per_class
+    assert alone.effective.get("linear") == outcome.effective.get("linear")
     assert alone.baseline == outcome.baseline
 
 

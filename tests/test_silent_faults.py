@@ -1,6 +1,7 @@
 """Silent faults, once found, stay found: a run that would have ended with a wrong number and exit code 0.
 
-Each test names the fault; where a room's own tests pin one in detail, only the user's view of it stands here.
+Each test names the fault; where a room's own tests pin one in detail, only the user's view of it stands here. Those of
+data sets are in `test_silent_faults_data`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from classification_toys import make_pictures
+from two_processes import in_two_processes
 
 import mae_bench
 from mae_bench import UserError, recipes
@@ -305,3 +308,64 @@ def test_a_file_of_a_newer_schema_is_not_read_as_ours(tmp_path: Path) -> None:
         file.write_text(text.replace('"schema_version": 2,', head, 1), encoding="utf-8")
         with pytest.raises(UserError, match=message):
             read_record(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backbone", "differs"), [("vit_t_scratch", "data set"), ("vit_t_mae", "weight file")])
+def test_processes_on_different_files_do_not_train_together(tmp_path: Path, backbone: str, differs: str) -> None:
+    """Copies on each node's own disk, one of them not complete: the record vouched for the first process's alone."""
+    for rank in (0, 1):
+        folder = tmp_path / f"node_{rank}"
+        make_pictures(folder / "data/classification", train=24 + (rank if differs == "data set" else 0))
+        _own(folder / "encoder.safetensors", mask_ratio=str(rank))
+    for said in in_two_processes("runs_two_processes.py", tmp_path, backbone):
+        assert said.startswith("process 1 on ")
+        assert f"has another {differs} (" in said
+        assert "give every node the same" in said
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize("task", ["tiny_finetune", "tiny_ade20k"])
+def test_an_evaluation_alone_gives_the_bits_of_the_run(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained and measured with linear layers by oneDNN, evaluated again without: another sum, and no word of it."""
+    import torch
+
+    from mae_bench.engine import onednn
+
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this build of torch has no oneDNN")
+    monkeypatch.setattr(onednn, "preferred", lambda: True)
+    options = dataclasses.replace(QUIET, smoke=True, out=tmp_path, device="cpu")
+    (trained,) = mae_bench.run(task, "vit_t_scratch", options=options)
+    again = dataclasses.replace(options, weights=trained.folder / "model.safetensors", eval_only=True)
+    (alone,) = mae_bench.run(task, "vit_t_scratch", options=again)
+    assert alone.record.metrics == trained.record.metrics
+    assert alone.record.effective["linear"] == trained.record.effective["linear"] == "oneDNN"
+
+
+def test_weights_that_all_share_do_not_depend_on_who_asked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run --compile` pre-trained with it too, into the cache that every later run takes its weights from."""
+    from mae_bench import data, runs, weights
+
+    asked: list[Options] = []
+
+    def train(job: Any, source: Any) -> Any:
+        asked.append(job.options)
+        (job.folder / runs.ENCODER_FILE).touch()
+
+    made = data.open_dataset
+    monkeypatch.setattr(data, "open_dataset", lambda spec, *_, **__: made(spec, smoke=True))  # in no time
+    monkeypatch.setattr(weights, "made_folder", lambda *_: tmp_path / "made")
+    monkeypatch.setattr(runs, "_train", train)
+    backbone = recipes.load_backbone("vit_t_mae")
+    for options in (QUIET, dataclasses.replace(QUIET, compile=True, fsdp=True, log=("tensorboard",), out=tmp_path)):
+        runs._make_weights(backbone, options)
+    assert asked[0] == asked[1]
+    # Asked for by name, they are those of a run of its own.
+    mae_bench.pretrain("vit_t_mae", options=dataclasses.replace(QUIET, compile=True, out=tmp_path / "own"))
+    assert asked[2].compile
+    assert asked[2].out == tmp_path / "own"

@@ -24,7 +24,6 @@ from mae_bench.hashing import file_hash
 from mae_bench.pretraining.images import Noise, augmentation
 from mae_bench.pretraining.objectives import refuse_idle
 from mae_bench.recipes import digest, load_backbone, resolve_task
-from mae_bench.reporting import ablations
 from mae_bench.reporting.published import load_published
 from mae_bench.reporting.record import read_record, record_from, write_record
 
@@ -336,19 +335,6 @@ def test_the_table_has_mean_spread_and_count(tmp_path: Path, monkeypatch: pytest
     assert rows[2:] == [["half", "mask_ratio 0.5", "40.50 ± 0.71 (n=2)§"], ["default", "–", "–"]]
     assert "1 numbers are still to be run" in text
     assert suite.table(name, out=tmp_path / "nowhere").count("–") >= 2
-
-
-def test_the_newest_run_of_a_seed_counts_and_smoke_never(tmp_path: Path) -> None:
-    row = ablations.Row("", "cell", "", "", 0, "1" * 64, ("2" * 64,))
-    weights = {"kind": "given", "sha256": "3" * 64, "maker": {"recipe_hash": "1" * 64}}
-    common = values(recipe_hash="2" * 64, weights=weights)
-    newer = common | {"created": "2026-02-01T00:00:00+00:00", "metrics": {"top1": 60.0, "other": 1.0}}
-    smoke = common | {"smoke": True, "seed": 1, "protocol": "tiny-linear@1+smoke"}
-    foreign = common | {"seed": 2, "weights": weights | {"maker": {"recipe_hash": "9" * 64}}}
-    records = [record_from(one) for one in (newer, common, smoke, foreign)]
-    columns = [ablations.Column("tiny_linear", "")]
-    (line,) = ablations.suite_table("t", [row], columns, records, source="", comparable=True).rows
-    assert line.cells[-1].text == "60.00 (n=1)"
 
 
 # Real processes.

@@ -77,7 +77,8 @@ class Counts:
 
 
 class Evaluation:
-    """``evaluation(classifier)`` measures it on the validation split, on every process with the same result."""
+    """``evaluation(classifier)`` measures it on the validation split, on every process with the same result. Data
+    loading processes stay from one evaluation to the next, until ``close``."""
 
     def __init__(self, job: Job, values: ClassificationValues) -> None:
         self.job = job
@@ -89,13 +90,22 @@ class Evaluation:
         self.device = distributed.device(job.options)
         self.precision = effective_precision(job, values, self.device)
         self._shard = ExactShard(len(self.source), distributed.rank(), distributed.world_size())
-        self._loader: DataLoader[Sample] = DataLoader(
+        self._batch = min(job.options.micro_batch or values.batch, LARGEST_BATCH)
+        self._loader: DataLoader[Sample] | None = None
+
+    def close(self) -> None:
+        """End the data loading processes now, and not when the runner that refers to this object is collected."""
+        self._loader = None
+
+    def _load(self) -> DataLoader[Sample]:
+        workers = self.job.options.workers
+        return DataLoader(
             self.pictures,  # type: ignore[arg-type]
-            batch_size=min(job.options.micro_batch or values.batch, LARGEST_BATCH),
+            batch_size=self._batch,
             sampler=self._shard,
             collate_fn=collate,
-            num_workers=job.options.workers,
-            persistent_workers=job.options.workers > 0,
+            num_workers=workers,
+            persistent_workers=workers > 0,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),
             worker_init_fn=signals.leave_to_main_process,
@@ -105,6 +115,8 @@ class Evaluation:
         """``model`` is a Classifier on the run's device."""
         assert isinstance(model, Classifier)
         model.eval()
+        if self._loader is None:
+            self._loader = self._load()
         counts, right_N, order = Counts.zeros(len(self.classes)), torch.zeros_like(self.right_N), iter(self._shard)
         quiet = self.job.options.quiet or not distributed.main_process()
         with Progress(len(self._loader), "evaluate", quiet) as progress, torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from mae_bench.classification.adapter import Classifier, check_pooling, needs_fc
 from mae_bench.classification.data import Pictures, collate, training_transform
 from mae_bench.classification.evaluate import Evaluation
 from mae_bench.encoders.vit import Encoder, EncoderOptions
-from mae_bench.engine import distributed
+from mae_bench.engine import distributed, onednn
 from mae_bench.engine.job import Job, Outcome
 from mae_bench.engine.oddities import note_oddities
 from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
@@ -38,9 +39,11 @@ def run(job: Job) -> Outcome:
     values: ClassificationValues = job.task.values
     _refuse_idle(values, job.backbone)
     check_pooling(values, job.backbone)
-    evaluation = Evaluation(job, values)
-    if job.options.eval_only:
-        return _evaluate_only(job, values, evaluation)
+    with closing(Evaluation(job, values)) as evaluation:
+        return (_evaluate_only if job.options.eval_only else _train)(job, values, evaluation)
+
+
+def _train(job: Job, values: ClassificationValues, evaluation: Evaluation) -> Outcome:
     pictures = Pictures(job.dataset.labelled("train"), training_transform(values, job.backbone.input))
     plan = make_plan(values, len(pictures), job.options, distributed.world_size())
     _refuse_unpaired(values, plan)
@@ -63,6 +66,7 @@ def run(job: Job) -> Outcome:
         metric=job.task.task.metric,
         unit="epoch",
         describe=pictures.source.name,
+        oddities=pictures.oddities,
     )
     note_oddities(job, training=pictures.oddities, validation=evaluation.pictures.oddities)
     return _outcome(job, model, evaluation, fitted, report)
@@ -96,12 +100,14 @@ def _evaluate_only(job: Job, values: ClassificationValues, evaluation: Evaluatio
     encoder = Encoder(job.backbone.architecture, **_encoder_options(values, job.backbone))
     model = _classifier(job, values, encoder)
     load_model(model, job.options.weights, _metadata(job, values))
-    metrics = evaluation(model.to(evaluation.device))
+    onednn.place(model, evaluation.device)
+    metrics = evaluation(model)
     note_oddities(job, validation=evaluation.pictures.oddities)
     return Outcome(
         metrics=metrics,
         best=dict(metrics),
-        effective={"precision": evaluation.precision, "device": evaluation.device.type},
+        effective={"precision": evaluation.precision, "device": evaluation.device.type}
+        | onednn.effective(evaluation.device),
         parameters=count_parameters(model),
         per_class=evaluation.per_class(),
         images=evaluation.images(),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mae_bench import places
 from mae_bench.data.dataset import CocoSplit, Contents, Dataset, SplitName
+from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
 
 __all__ = ["CocoSplit", "Dataset", "SplitName", "open_dataset"]
@@ -17,13 +18,19 @@ def open_dataset(spec: DataSpec, root: Path | None = None, *, smoke: bool = Fals
     """Open and check the data set of a task recipe.
 
     ``root`` is the folder that ``spec``'s paths lie below. Without it, made data are generated into the cache once, and
-    others are looked for at ``$MAE_BENCH_DATA/<spec.folder>``. ``smoke`` ignores ``root`` and makes a handful of
-    pictures in the same format. A missing or wrong layout is a ``UserError`` that names what was expected.
+    others are looked for at ``$MAE_BENCH_DATA/<spec.folder>``; data of the Hugging Face Hub lie in no folder, and take
+    no ``root``. ``smoke`` ignores ``root`` and makes a handful of pictures in the same format. A missing or wrong
+    layout is a ``UserError`` that names what was expected.
     """
     if smoke:
         return _open_made(spec, _smoke_root(spec), smoke=True)
     if root is None and spec.made:
         return _open_made(spec, _shapes_root(), smoke=False)
+    if root is not None and spec.hub:
+        raise UserError(
+            f"--data {root}: the task's data are '{spec.repository}' of the Hugging Face Hub, and no folder is read; "
+            'leave out --data, or write repository = "./FOLDER" in the recipe\'s [data] for a folder below it'
+        )
     root = root if root is not None else places.data_root() / spec.folder
     return _dataset(spec, root, _read(spec, root), synthetic=False)
 

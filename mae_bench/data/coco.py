@@ -13,7 +13,7 @@ import math
 import os
 import stat
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mae_bench.data.dataset import SPLITS, CocoSplit, Contents, Split, SplitName, fingerprint, inside, locate, missing
@@ -46,6 +46,7 @@ def read(spec: DataSpec, root: Path) -> Contents:
         files += [(f"{getattr(spec, split)}/{name}", size) for name, size in found]
         described = CocoSplit(folder, file, ids, names, *counted)
         splits[split] = Split(tuple(f"{getattr(spec, split)}/{name}" for name, _ in found), coco=described)
+    _refuse_shared(spec, splits)
     train, val = splits["train"].coco, splits["val"].coco
     assert train is not None
     assert val is not None
@@ -60,6 +61,16 @@ def read(spec: DataSpec, root: Path) -> Contents:
             f"{spec.classes}; copy the recipe and set its classes"
         )
     return Contents(train.names, splits, fingerprint(files, train.names, digests))
+
+
+def _refuse_shared(spec: DataSpec, splits: dict[SplitName, Split]) -> None:
+    """One folder may hold the pictures of both splits, but no picture may be in both."""
+    val = set(map(PurePosixPath, splits["val"].images))
+    if shared := next((image for image in splits["train"].images if PurePosixPath(image) in val), None):
+        raise UserError(
+            f"{shared} is in both {spec.train_annotations} and {spec.val_annotations}; training and validation "
+            "must not share a picture"
+        )
 
 
 def _load(file: Path) -> tuple[str, dict[str, Any]]:

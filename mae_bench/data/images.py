@@ -8,6 +8,7 @@ decode stops the run: skipping it would change the data set in silence.
 from __future__ import annotations
 
 import io
+import stat
 import struct
 from enum import IntFlag
 from pathlib import Path, PurePath
@@ -109,13 +110,20 @@ def check_pixels(width: int, height: int, name: str) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A whole file. Unreadable or above ``MAX_BYTES``: ``UserError``."""
+    """A whole file. Unreadable, no regular file (a device never ends), or above ``MAX_BYTES``: ``UserError``."""
     try:
-        if (size := path.stat().st_size) > MAX_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path} is no regular file; {POLICY}")
+        if (size := status.st_size) > MAX_BYTES:
             raise UserError(f"{path} has {size} bytes, more than {MAX_BYTES}: not a picture of a data set; {POLICY}")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(size + 1)
     except OSError as error:
         raise UserError(f"cannot read picture {path}: {error.strerror}; {POLICY}") from error
+    if len(data) != size:
+        raise UserError(f"{path} changes while it is read; start again with the file at rest")
+    return data
 
 
 def _handle(file: Path | bytes) -> Path | io.BytesIO:

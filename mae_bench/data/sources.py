@@ -66,6 +66,12 @@ def class_names(classes: int, named: tuple[str, ...], sources: Collection[Source
         raise UserError(f"{where}: a label says class {largest}; set classes in the recipe's [data] if it is meant")
     count = classes or len(named) or largest + 1
     for source in sources:
+        if len(below := np.flatnonzero(source.labels < NO_LABEL)):  # torch's losses leave -100 out without a word
+            first = int(below[0])
+            raise UserError(
+                f"{source.name(first)} has class {source.labels[first]}; expected 0 or above, or {NO_LABEL} where a "
+                "picture has none; correct the label"
+            )
         if len(beyond := np.flatnonzero(source.labels >= count)):
             first = int(beyond[0])
             raise UserError(

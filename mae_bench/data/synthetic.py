@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mae_bench.data import huggingface
+from mae_bench.data import huggingface, tars
 from mae_bench.data.dataset import CLASSIFIED, SPLITS, SplitName, inside, locate
 from mae_bench.data.shapes import CLASSES, Mask, Picture, Pixels, Shape, draw
 from mae_bench.errors import UserError
@@ -152,12 +152,13 @@ def _write_coco(
     file: Path,
     content: _Content,
     suffix: str = ".png",
+    first: int = 1,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number, picture in enumerate(pictures, 1):
+    for number, picture in enumerate(pictures, first):
         name = f"{number:012d}{suffix}"
         _save(picture.pixels, folder / name)
         height, width = picture.pixels.shape[:2]
@@ -225,7 +226,9 @@ def _write_smoke(spec: DataSpec, root: Path) -> _Content:
             pictures[-1] = draw(SEEDS[split], len(pictures), height=height, width=width, empty=True)
             ids = tuple(number + number // 7 + 1 for number in range(classes))  # with gaps, like COCO's 1..90 for 80
             spread = [_relabelled(picture, classes) for picture in pictures]
-            _write_coco(spread, ids, names, images, locate(spec, root, f"{split}_annotations"), content, ".jpg")
+            one_folder = split == "val" and images == locate(spec, root, "train")
+            first = 1 + SMOKE["train"] if one_folder else 1
+            _write_coco(spread, ids, names, images, locate(spec, root, f"{split}_annotations"), content, ".jpg", first)
         else:
             first = 1 if spec.zero_is_other else 0  # the background's label counts as a class without 'other'
             labels = [_spread_labels(picture, classes, first) for picture in pictures]
@@ -269,7 +272,7 @@ def _shard(spec: DataSpec, root: Path, split: SplitName) -> Path:
     shard = inside(root, re.sub(r"\*+|\?", "0", pattern), f"the task recipe's [data] {split}")
     shard.parent.mkdir(parents=True, exist_ok=True)
     shard.touch()
-    if not pattern or shard not in root.glob(pattern):
+    if shard not in tars.matching(root, pattern):
         raise UserError(f"--smoke finds no name that {split} = {pattern!r} matches; write it with * and ? alone")
     return shard
 

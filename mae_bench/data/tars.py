@@ -2,7 +2,7 @@
 
 The members of a sample stand next to each other and share the name up to the first dot of its last part. A shard is
 walked once for the offsets of its pictures; the index is kept in the cache under the shard's path, and used for as long
-as its size and time of change stay the same.
+as its size, its times of change and its place on the disk stay the same.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,9 +33,10 @@ from mae_bench.data.sources import NO_LABEL, class_names
 from mae_bench.errors import UserError
 from mae_bench.schema import DataSpec
 
-VERSION = 1  # of the index in the cache
+VERSION = 2  # of the index in the cache
 MAX_NAME = 255  # bytes of a member's name; every name takes the room of the longest
 MAX_LABEL_BYTES = 20
+MAX_HEADER_BYTES = 1 << 16  # of a long name, or of a member's extended attributes
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # key and suffix, as webdataset splits them
 BLOCK = 1 << 20
 
@@ -43,7 +45,9 @@ BLOCK = 1 << 20
 class Index:
     """The pictures of one shard, in its order."""
 
-    stamp: NDArray[np.int64]  # version of the index, size of the shard in bytes, time of its change in nanoseconds
+    # Of the shard: version of the index, bytes, times of change of content and of status in nanoseconds, inode. Copying
+    # tools set the first time to what it was before a shard was relabelled, and no label need change the bytes.
+    stamp: NDArray[np.int64]
     offsets: NDArray[np.int64]  # of the pictures' bytes, from the start of the shard
     sizes: NDArray[np.int64]
     labels: NDArray[np.int64]  # or NO_LABEL
@@ -55,8 +59,9 @@ class Index:
         return (
             all(array.dtype == np.int64 and array.ndim == 1 for array in numbers)
             and (self.names.dtype.kind, self.names.ndim) == ("S", 1)
-            and len(self.stamp) == 3
+            and len(self.stamp) == 5
             and len({len(self.offsets), len(self.sizes), len(self.labels), len(self.names)}) == 1
+            and bool(np.all(self.labels >= NO_LABEL))
             and bool(np.all((self.sizes > 0) & (self.sizes <= MAX_BYTES) & (self.offsets > 0)))
             and bool(np.all(self.offsets + self.sizes <= self.stamp[1]))
         )
@@ -70,7 +75,7 @@ class Tars:
         if not indices:
             raise UserError("no tar shards were given; name at least one")
         self._shards = [os.fspath(shard) for shard in shards]
-        self._stamps = np.stack([index.stamp[1:] for index in indices])
+        self._stamps = np.stack([index.stamp[1:4] for index in indices])  # some network file systems renumber inodes
         self._starts = np.cumsum([0, *(len(index.offsets) for index in indices)])
         self._offsets, self._sizes, self.labels, self._names = (
             np.concatenate([getattr(index, kind) for index in indices])
@@ -86,7 +91,7 @@ class Tars:
         try:
             with open(path, "rb", buffering=0) as file:  # once a picture  # noqa: PTH123
                 status = os.fstat(file.fileno())
-                if (status.st_size, status.st_mtime_ns) != tuple(self._stamps[shard]):
+                if (status.st_size, status.st_mtime_ns, status.st_ctime_ns) != tuple(self._stamps[shard]):
                     raise UserError(f"{path} has changed since the run began; start it again with the shard at rest")
                 file.seek(int(self._offsets[index]))
                 data = file.read(size)
@@ -128,7 +133,7 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
     """Shards below ``root`` by a glob pattern such as ``train/*.tar``, sorted by name."""
     if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
         raise UserError(f"the shards {pattern!r} leave the data folder; give a pattern below {root} without '..'")
-    found = sorted(root.glob(pattern)) if pattern else []
+    found = matching(root, pattern)
     if not found:
         raise UserError(
             f"no tar shards: nothing below {root} matches {pattern!r}, expected such as train/*.tar; --data FOLDER "
@@ -137,13 +142,27 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
     return found
 
 
+def matching(root: Path, pattern: str) -> list[Path]:
+    """What a glob pattern below ``root`` matches, sorted by name."""
+    if not Path(pattern).parts:  # '' or '.', at which Path.glob fails
+        return []
+    try:
+        return sorted(root.glob(pattern))
+    except ValueError as error:  # such as a/**.tar
+        raise UserError(f"{pattern!r:.80} is no pattern of shards ({error}); write such as train/*.tar") from error
+
+
 def open_index(shard: Path) -> Index:
     """The shard's index: from the cache, or made and kept there (half a minute for a million pictures)."""
     try:
         status = shard.stat()
     except OSError as error:
         raise UserError(f"cannot read {shard}: {error.strerror}") from error
-    stamp = np.array([VERSION, status.st_size, status.st_mtime_ns], dtype=np.int64)
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{shard} is no regular file; expected an uncompressed tar file")
+    stamp = np.array(
+        [VERSION, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & (1 << 63) - 1], dtype=np.int64
+    )
     key = hashlib.sha256(os.fsencode(shard.absolute())).hexdigest()[:32]
     file = places.cache() / "tars" / f"{key}.npz"
     if (kept := _load(file)) is not None and np.array_equal(kept.stamp, stamp):
@@ -176,15 +195,28 @@ def _save(file: Path, index: Index) -> None:
         raise
 
 
+class _Headers:
+    """A shard as tarfile reads it: headers alone, so that no length that one claims brings a whole shard to memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header claims {size} bytes")
+        return self._file.read(size)
+
+
 def make_index(shard: Path, stamp: NDArray[np.int64]) -> Index:
     """Walk a shard from the first to the last header. Anything but a sound tar of samples is a ``UserError``."""
     try:
         with shard.open("rb") as file:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
+            with tarfile.open(fileobj=_Headers(file), mode="r:") as tar:  # type: ignore[call-overload]
                 rows = [_sample(shard, key, members, file) for key, members in groupby(_members(shard, tar), _key)]
                 end = tar.offset
             _check_end(shard, file, end)
-    except (OSError, tarfile.TarError, ValueError, EOFError, OverflowError) as error:
+    except (OSError, tarfile.TarError, ValueError, EOFError, OverflowError, LookupError, RecursionError) as error:
         raise UserError(f"{shard} is no uncompressed tar file, or damaged: {error}; pack it again") from error
     if not rows:
         raise UserError(f"{shard} holds no samples; expected members such as 000001.jpg and 000001.cls")
@@ -199,6 +231,8 @@ Member = tuple[str, str, tarfile.TarInfo]  # key, suffix in lower case, header
 def _members(shard: Path, tar: tarfile.TarFile) -> Iterator[Member]:
     while (member := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # it would keep an object for every member
+        if member.size < 0:  # tarfile would go back by it, and round for ever
+            raise UserError(f"{shard}: {member.name!r:.80} claims {member.size} bytes; pack the shard again")
         split = KEY.fullmatch(member.name)
         if member.isdir() or split is None:
             continue
@@ -216,7 +250,7 @@ def _key(member: Member) -> str:
 def _sample(shard: Path, key: str, members: Iterator[Member], file: BinaryIO) -> tuple[int, int, int, bytes]:
     """(offset, bytes, label, name) of the one picture among a sample's members."""
     picture: tarfile.TarInfo | None = None
-    label = NO_LABEL
+    label: int | None = None
     for _, suffix, member in members:
         if f".{suffix}" in PICTURES:
             if picture is not None:
@@ -225,11 +259,13 @@ def _sample(shard: Path, key: str, members: Iterator[Member], file: BinaryIO) ->
                 raise UserError(f"{shard}: picture {member.name!r:.80} has {member.size} bytes; pack the shard again")
             picture = member
         elif suffix == "cls":
+            if label is not None:
+                raise UserError(f"{shard}: sample {key!r:.80} has two classes ({member.name!r:.80}); keep one .cls")
             file.seek(member.offset_data)
             label = _label(shard, member.name, file.read(min(member.size, MAX_LABEL_BYTES + 1)))
     if picture is None:
         raise UserError(f"{shard}: sample {key!r:.80} has no picture ({', '.join(sorted(PICTURES))}); remove it")
-    return picture.offset_data, picture.size, label, os.fsencode(picture.name)
+    return picture.offset_data, picture.size, NO_LABEL if label is None else label, os.fsencode(picture.name)
 
 
 def _label(shard: Path, name: str, text: bytes) -> int:
@@ -239,9 +275,11 @@ def _label(shard: Path, name: str, text: bytes) -> int:
 
 
 def _refuse_repeats(shard: Path, names: list[bytes]) -> None:
-    if len(set(names)) < len(names):
-        repeated = next(name for number, name in enumerate(names) if name in names[:number])
-        raise UserError(f"{shard} holds {os.fsdecode(repeated)!r:.80} twice; pack it again")
+    seen: set[bytes] = set()
+    for name in names:
+        if name in seen:
+            raise UserError(f"{shard} holds {os.fsdecode(name)!r:.80} twice; pack it again")
+        seen.add(name)
 
 
 def _check_end(shard: Path, file: BinaryIO, end: int) -> None:

@@ -1,9 +1,10 @@
 """``--compile``: the blocks of a model by torch.compile, in training alone.
 
 Every block is compiled by itself: parameters keep their names, blocks that are alike share one compilation, and what
-surrounds them (masking, heads, the parts of detectron2 and mmsegmentation, FSDP's communication) computes as always.
-Random numbers are drawn as without it. Evaluations compute plainly, so that a run's metrics are those that an
-evaluation of its file gives.
+surrounds them (masking, heads, the parts of detectron2 and mmsegmentation, FSDP's communication) computes as always. So
+do the first and last block of a pre-training decoder where less than the whole of them is computed. Random numbers are
+drawn as without it. Evaluations compute plainly, so that a run's metrics are those that an evaluation of its file
+gives.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -96,6 +97,21 @@ def gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def check_same(what: str, value: str, mend: str) -> None:
+    """Every process calls it with its own ``value``, of which the first process's stands for all in the record.
+
+    Raises:
+        UserError: in every process, where one has another value.
+    """
+    first, *others = gather_objects((value, socket.gethostname()))
+    for number, other in enumerate(others, 1):
+        if other[0] != first[0]:
+            raise UserError(
+                f"process {number} on {other[1]} has another {what} ({other[0]:.8}) than process 0 on {first[1]} "
+                f"({first[0]:.8}); {mend}"
+            )
 
 
 def broadcast_buffers(module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,25 @@ class Job:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def foreign_data(self) -> bool:
+        """Data that the protocol does not name: a folder given for made data, or a recipe that takes any data."""
+        spec = self.task.task.data
+        return self.options.data is not None if spec.made else not spec.expected
+
+    @property
+    def data_matches(self) -> bool:
+        """The data are those that the protocol names."""
+        return self.dataset.matches and not self.foreign_data
+
+    @property
+    def protocol(self) -> str:
+        """Protocol id of the run: overrides, other data and smoke runs leave the published protocol's column."""
+        protocol = self.task.protocol
+        if not self.options.smoke and not self.data_matches:
+            protocol += f"+data:{self.dataset.fingerprint[:8]}"
+        return protocol + ("+smoke" if self.options.smoke else "")
+
+    @property
     def identity(self) -> dict[str, str]:
         """What a trained model's file says of its run, and an evaluation of it must share: the protocol with every
         overridden value, and whether anything was trained at all."""
@@ -71,6 +91,13 @@ class Job:
             "backbone": backbone.name,
             "init": backbone.init,
             "input": backbone.input.model_dump_json(),
+            "data": json.dumps(
+                {
+                    "name": self.dataset.name,
+                    "fingerprint": self.dataset.fingerprint,
+                    "matches": self.data_matches,
+                }
+            ),
         }
         return stated | self.identity
 

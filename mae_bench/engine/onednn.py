@@ -130,21 +130,44 @@ class GeluMlp(Mlp):
 
 
 def _is_gelu_mlp(module: nn.Module) -> bool:
-    """timm's MLP with nothing but an exact GELU between plain linear layers."""
+    """timm's MLP with nothing but an exact GELU between plain linear layers, and no hooks on what is not called."""
     if type(module) is not Mlp or type(module.act) is not nn.GELU or module.act.approximate != "none":
         return False
+    if any(_hooked(module.get_submodule(name)) for name in ("act", "drop1", "norm", "fc2", "drop2")):
+        return False
     dropped = any(part.p for part in module.modules() if isinstance(part, nn.Dropout))
-    return not dropped and type(module.norm) is nn.Identity and isinstance(module.fc2, nn.Linear)
+    return not dropped and type(module.norm) is nn.Identity and type(module.fc2) in (nn.Linear, Linear)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether a call of ``module`` does more than its ``forward``, such as pruning or an older spectral norm."""
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(module, kind) for kind in kinds)
 
 
 def accelerate(model: nn.Module) -> None:
-    """Let every plain ``nn.Linear`` of a model, and the MLPs made of them, compute here; parameters and names stay."""
+    """Let every plain ``nn.Linear`` of a model, and the MLPs made of them, compute here; parameters and names stay.
+
+    Hooks that are put on the parts of an MLP afterwards are called for ``fc1`` alone.
+    """
     if preferred():
         for module in model.modules():
             if type(module) is nn.Linear:
                 module.__class__ = Linear
             elif _is_gelu_mlp(module):
                 module.__class__ = GeluMlp
+
+
+def place(model: nn.Module, device: torch.device) -> None:
+    """Bring a model to the device where it trains or is evaluated; on a CPU its linear layers go to oneDNN."""
+    model.to(device)
+    if device.type == "cpu":
+        accelerate(model)
+
+
+def effective(device: torch.device) -> dict[str, str]:
+    """What the record of a model that was placed on ``device`` says of it."""
+    return {"linear": "oneDNN"} if device.type == "cpu" and preferred() else {}
 
 
 @register_flop_formula(torch.ops.mae_bench.multiply)

@@ -22,7 +22,7 @@ from mae_bench.recipes import digest
 
 KEPT = 2  # the newest, and the one before it, should the newest be damaged: each is three times the model
 SECONDS = 600.0  # a run saves at least this often: what a whole cluster may lose
-FORMAT = 2
+FORMAT = 3  # raised with what `engine.state` keeps: a file without it would go on from less
 MISSING = "missing"
 
 
@@ -123,5 +123,8 @@ def _read(path: Path) -> tuple[Any, str]:
 
 def _checked(job: Job, path: Path, state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT or state.get("identity") != identity(job):
-        raise UserError(f"{path} is of a run with other values, data or device; run without --resume to start anew")
+        raise UserError(
+            f"{path} is of a run with other values, data or device, or of another version of mae_bench; "
+            "run without --resume to start anew"
+        )
     return state

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from mae_bench.data.decode import Oddities
 from mae_bench.engine import compiling, distributed, onednn, recovery, resume, sharding, signals
 from mae_bench.engine.averaging import WeightAverage
 from mae_bench.engine.job import Job
@@ -117,6 +118,7 @@ def fit(
     metric: str,
     unit: Literal["epoch", "step"],
     describe: Callable[[int], str] = str,
+    oddities: Oddities | None = None,
 ) -> Fit:
     """Train ``model`` as ``values`` and ``plan`` say, and leave in it the weights that were evaluated last.
 
@@ -124,7 +126,8 @@ def fit(
     ``loss`` entries are means over the micro batch. ``dataset[index]`` may draw from the global generators of random,
     numpy and torch: they are seeded per sample. ``evaluate(module)`` is called on every process, in eval mode without
     gradients and on the averaged weights when there are any, and returns the same metrics (``metric`` among them) on
-    all. ``describe(index)`` names an image in messages.
+    all. ``describe(index)`` names an image in messages. ``oddities`` is where ``dataset`` notes odd pictures; a resumed
+    run goes on with those met before.
 
     Raises:
         UserError: something is not finite and the protocol stops there, or leaving steps out has not helped; the state
@@ -135,9 +138,7 @@ def fit(
     precision = effective_precision(job, values, device)
     if job.options.fsdp:
         sharding.check(values, precision)
-    model.to(device)
-    if device.type == "cpu":
-        onednn.accelerate(model)
+    onednn.place(model, device)
     trained = sharding.shard(model, optimizer, device) if job.options.fsdp else model
     label = f"{job.task.task.name} {job.backbone.name} seed {job.seed}"
     quiet = job.options.quiet or not distributed.main_process()
@@ -162,6 +163,7 @@ def fit(
             evaluate=evaluate,
             describe=describe,
             unit=unit,
+            oddities=oddities,
         )
         if job.options.resume and (state := resume.load(job)) is not None:
             run.restore(state)
@@ -220,9 +222,7 @@ def _summary(run: Run, metric: str, precision: str, device: torch.device) -> Fit
         effective["fsdp"] = True
     if run.job.options.compile:
         effective["compile"] = True
-    if device.type == "cpu" and onednn.preferred():
-        effective["linear"] = "oneDNN"
-    return Fit(history, last, best, effective)
+    return Fit(history, last, best, effective | onednn.effective(device))
 
 
 def _thin(points: list[Metrics]) -> list[Metrics]:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from mae_bench.data.decode import Oddities
 from mae_bench.engine import distributed, sharding
 from mae_bench.engine.averaging import WeightAverage
 from mae_bench.engine.job import Job
+from mae_bench.engine.oddities import gather_oddities
 from mae_bench.engine.plan import Plan
 from mae_bench.engine.precision import StepWrapper
 from mae_bench.engine.samplers import StepSampler
@@ -36,6 +38,7 @@ class Run:
     evaluate: Evaluate | None
     describe: Callable[[int], str]
     unit: str
+    oddities: Oddities | None  # of the training pictures met so far
     step: int = 0
     curve: list[Metrics] = field(default_factory=list)
     evaluations: list[Metrics] = field(default_factory=list)
@@ -47,6 +50,8 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs. Collective; complete in the main process."""
+        if self.oddities is not None:
+            gather_oddities(self.oddities)
         return {
             "model": sharding.whole(self.module.state_dict()),
             "optimizer": sharding.whole(self.wrapper.optimizer.state_dict()),
@@ -56,6 +61,8 @@ class Run:
             "evaluations": self.evaluations,
             "skipped": self.skipped,
             "pending_loss": self._pending_loss().tolist(),
+            # Copied: loaders write to the memory of the flags while the file is written.
+            "oddities": None if self.oddities is None else self.oddities.flags.clone(),
         }
 
     def _pending_loss(self) -> torch.Tensor:
@@ -72,6 +79,8 @@ class Run:
         self.wrapper.scaler.load_state_dict(state["scaler"])
         self.average.load_state_dict(sharding.spread(state["average"], self.average.state_dict()))
         self.curve, self.evaluations = state["curve"], state["evaluations"]
+        if self.oddities is not None:
+            self.oddities.flags |= state["oddities"]
         self.skipped = state["skipped"] | self.skipped
         self.sampler.skipped = self.skipped.keys()
         self.step = self.sampler.start_step = state["step"]

@@ -23,14 +23,25 @@ BASELINE_PICTURES = 1000  # training pictures, of the first epoch, that the base
 
 class Evaluation:
     """``evaluation(model)`` is {"val_loss"}: the objective over the validation split, each picture once, on every
-    process with the same result."""
+    process with the same result. Data loading processes stay from one evaluation to the next, until ``close``."""
 
     def __init__(self, job: Job, values: PretrainingValues, validation: ValidationSamples) -> None:
         self.job = job
         self.device = distributed.device(job.options)
         self.precision = effective_precision(job, values, self.device)
         self._batch = min(job.options.micro_batch or values.batch, LARGEST_BATCH)
-        self._validation = self._loader(validation, range(len(validation)))
+        self._samples = validation
+        self._kept: DataLoader[Any] | None = None
+
+    def close(self) -> None:
+        """End the data loading processes now, and not when the runner that refers to this object is collected."""
+        self._kept = None
+
+    @property
+    def _validation(self) -> DataLoader[Any]:
+        if self._kept is None:
+            self._kept = self._loader(self._samples, range(len(self._samples)))
+        return self._kept
 
     def _loader(self, samples: Any, keys: Any) -> DataLoader[Any]:
         shard = ExactShard(len(keys), distributed.rank(), distributed.world_size())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,22 +64,23 @@ def run(job: Job) -> Outcome:
         _fit_components(model.target, pictures, model, values)
     training = TrainingSamples(pictures, grid, encoder.patch, values)
     validation = ValidationSamples(Pictures(job.dataset.source("val")), grid, encoder.patch, values)
-    evaluation = Evaluation(job, values, validation)
     groups = parameter_groups(model, values, encoder_prefix="encoder.", depth=encoder.depth)
-    fitted = fit(
-        model,
-        training,
-        collate,
-        job=job,
-        values=values,
-        plan=make_plan(values, len(training), job.options, distributed.world_size()),
-        optimizer=build_optimizer(groups, values),
-        evaluate=evaluation,
-        metric="val_loss",
-        unit="epoch" if values.epochs else "step",
-        describe=training.name,
-    )
-    baseline = evaluation.baseline(model, training)
+    with closing(Evaluation(job, values, validation)) as evaluation:
+        fitted = fit(
+            model,
+            training,
+            collate,
+            job=job,
+            values=values,
+            plan=make_plan(values, len(training), job.options, distributed.world_size()),
+            optimizer=build_optimizer(groups, values),
+            evaluate=evaluation,
+            metric="val_loss",
+            unit="epoch" if values.epochs else "step",
+            describe=training.name,
+            oddities=pictures.oddities,
+        )
+        baseline = evaluation.baseline(model, training)
     note_oddities(job, training=pictures.oddities, validation=validation.pictures.oddities)
     if distributed.main_process():
         _save(job, model)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -53,19 +54,22 @@ def suite_table(
     name: str = "suite",
     published: Sequence[Published] | None = None,
     code_hash: Callable[[str], str] | None = None,
+    any_data: Collection[str] = (),
 ) -> Table:
     """Mean ± sample standard deviation over seeds (n) of each cell and column, and the published number.
 
-    A transfer belongs to a cell by the recipe of the run that made its weights. Of a seed the newest run counts, smoke
-    runs and evaluations of trained models never do. Best and second best are marked within each table of the paper.
+    A transfer belongs to a cell by the recipe of the run that made its weights. Of a seed the newest run counts; smoke
+    runs and evaluations of trained models never do, nor does a run on other data than its recipe names, or on weights
+    that were. Best and second best are marked within each table of the paper.
 
     Args:
+        any_data: hashes of recipes that name no data, so that none is another.
         comparable: this form of the suite is the paper's setting; otherwise title and notes say that it is not.
         published: instead of the rows of results/published, of which those of ``source`` are taken.
         code_hash: hash of an engine's code today; numbers of other code are marked.
     """
     found = [row for row in load_published() if row.source == source] if published is None else published
-    runs, foreign = _runs(records, rows, columns)
+    runs, left_out = _runs(list(records), rows, columns, any_data)
     heads = [Head("cell", "left"), Head("changed", "left")]
     for column in columns:
         heads += [Head(column.task)] + ([Head("published", "right", column.task)] if column.published else [])
@@ -82,27 +86,45 @@ def suite_table(
         for row, *numbers in zip(members, *blocks, strict=True):
             lines.append(Line((Cell(row.cell), Cell(row.changed or DASH), *numbers)))
     title += "" if comparable else " (not comparable with the published numbers)"
-    notes = ([] if comparable else [FOREIGN]) + _notes(rows, runs, foreign, lines, source)
+    notes = [] if comparable else [FOREIGN]
+    notes += _notes(rows, runs, left_out, lines, source)
     return Table(name, title, tuple(heads), tuple(lines), tuple(notes))
 
 
 Runs = dict[tuple[str, str], dict[int, Record]]  # recipes of pre-training and transfer -> seed -> the newest run
 
 
-def _runs(records: Iterable[Record], rows: Sequence[Row], columns: Sequence[Column]) -> tuple[Runs, int]:
-    """The runs of the suite's cells, seeds in order, and how many of its tasks are of no cell."""
+def _runs(
+    records: Sequence[Record], rows: Sequence[Row], columns: Sequence[Column], any_data: Collection[str]
+) -> tuple[Runs, Counter[str]]:
+    """The runs of the suite's cells, seeds in order, and how many of its tasks are left out, by the reason."""
     known = {(row.pretraining, transfer) for row in rows for transfer in row.transfers}
     tasks = {column.task for column in columns}
+    pretraining = [record for record in records if record.engine == "pretraining"]
+    foreign = {record.run_id for record in pretraining if not _on_its_data(record, any_data)}
     runs: Runs = {}
-    foreign = 0
+    left_out: Counter[str] = Counter()
     for record in sorted(records, key=lambda record: (record.created, record.model_dump_json())):
         maker = record.weights.maker.get("recipe_hash")
-        if isinstance(maker, str) and not record.smoke and not record.eval_only:
-            if (maker, record.recipe_hash) in known:
-                runs.setdefault((maker, record.recipe_hash), {})[record.seed] = record
-            else:
-                foreign += record.task in tasks
-    return {key: dict(sorted(of_seed.items())) for key, of_seed in runs.items()}, foreign
+        if not isinstance(maker, str) or record.smoke or record.eval_only:
+            continue
+        if (maker, record.recipe_hash) not in known:
+            left_out["of a recipe that is no cell of this suite, or no longer"] += record.task in tasks
+        elif not _on_its_data(record, any_data):
+            left_out["on other data than the recipe names"] += 1
+        elif record.weights.maker.get("run_id") in foreign:
+            left_out["of weights that were pre-trained on other data than the recipe names"] += 1
+        else:
+            runs.setdefault((maker, record.recipe_hash), {})[record.seed] = record
+    return {key: dict(sorted(of_seed.items())) for key, of_seed in runs.items()}, left_out
+
+
+def _on_its_data(record: Record, any_data: Collection[str]) -> bool:
+    """Whether nothing but values of the recipe (``+set:…``, which its hash covers) sets the run apart."""
+    apart = record.protocol.removeprefix(record.recipe_protocol).split("+")[1:]
+    if record.recipe_hash in any_data:
+        return not record.smoke
+    return record.data.matches and all(part.startswith("set:") for part in apart)
 
 
 def _own(runs: Sequence[Record], code_hash: Callable[[str], str] | None) -> Cell:
@@ -129,13 +151,17 @@ def _beside(row: Row, column: Column, published: Sequence[Published]) -> Cell:
     return Cell(text, next(iter(values))) if len(values) == 1 else Cell(text)
 
 
-def _notes(rows: Sequence[Row], runs: Runs, foreign: int, lines: Sequence[Line], source: str) -> list[str]:
+def _notes(
+    rows: Sequence[Row], runs: Runs, left_out: Counter[str], lines: Sequence[Line], source: str
+) -> Iterator[str]:
     missing = sum((row.pretraining, transfer) not in runs for row in rows for transfer in row.transfers)
-    notes = ["± sample standard deviation over n seeds"] + ([f"published: {source}"] if source else [])
+    yield "± sample standard deviation over n seeds"
+    if source:
+        yield f"published: {source}"
     if any(cell.notes for line in lines for cell in line.cells):
-        notes.append(f"{shown.OTHER_CODE} made by other code than this tree's")
+        yield f"{shown.OTHER_CODE} made by other code than this tree's"
     if missing:
-        notes.append(f"{missing} numbers are still to be run")
-    if foreign:
-        notes.append(f"{foreign} runs left out (of a recipe that is no cell of this suite, or no longer)")
-    return notes
+        yield f"{missing} numbers are still to be run"
+    for reason, count in sorted(left_out.items()):
+        if count:
+            yield f"{count} run{'s' if count > 1 else ''} left out ({reason})"

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from mae_bench.recipes import digest
 from mae_bench.reporting.record import Record, Values
+from mae_bench.reporting.statistics import impossible
 from mae_bench.reporting.store import overridden_values
 
 Faults = Iterator[str]
@@ -103,7 +104,17 @@ def _mean(stated: float | None, total: str, part: str, per_class: dict[str, Valu
         yield f"metrics.{total} is {stated}, and the mean of per_class {part} is {mean}"
 
 
-RULES: tuple[Callable[[Record], Faults], ...] = (_recipe, _protocol, _identity, _best, _result, _classes)
+def _range(record: Record) -> Faults:
+    """A loss is not negative, and every other metric is a percentage; classes have the same metrics as their mean."""
+    parts = {"metrics": record.metrics, "best": record.best, "baseline": record.baseline}
+    parts |= {f"per_class.{name}": scores for name, scores in record.per_class.items()}
+    for place, values in parts.items():
+        for key, value in values.items():
+            if value is not None and (outside := impossible(key, value)):
+                yield f"{place}.{key} is {value}, outside {outside}"
+
+
+RULES: tuple[Callable[[Record], Faults], ...] = (_recipe, _protocol, _identity, _best, _result, _classes, _range)
 
 
 def oddities(record: Record) -> Faults:

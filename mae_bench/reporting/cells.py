@@ -24,8 +24,9 @@ ENGINES = ["classification", "detection", "segmentation"]
 SIZES = ["t", "s", "b", "l", "h"]
 INITS = ["scratch", "supervised", "moco_v3", "dino", "beit", "beit_v2", "dinov2", "mae"]  # baselines first
 FIRST = ["engine", "size", "init", "ours", "eval_only", "trivial"]  # equal in all runs of a cell
-MEASURED = ["n", "mean", "std", "low", "high", "best", "mixed", "other_code", "stale", "seeds", "values", "files"]
-MARKED = ["eval_only", "mixed", "other_code", "stale"]  # what a reader of one cell must know
+MEASURED = ["n", "mean", "std", "low", "high", "best", "mixed", "data", "other_code", "stale", "seeds", "values",
+            "files"]  # fmt: skip
+MARKED = ["eval_only", "mixed", "data", "other_code", "stale"]  # what a reader of one cell must know
 THRESHOLD = 0.05
 
 
@@ -34,7 +35,8 @@ def select(runs: pd.DataFrame, *, stale: bool = False) -> tuple[pd.DataFrame, li
 
     Smoke runs and pre-training runs never count, and those that `staleness.judge` found stale only with ``stale``. An
     evaluation of a trained model counts only where the cell has no training run. Within a cell only the newest run's
-    recipe counts, and of each seed the newest run.
+    recipe counts, and of each seed the newest run. Those that do not have the metric are left out at the end: none of
+    them gives its place to an older run.
     """
     smoke = runs["smoke"].astype(bool)
     pretraining = ~smoke & (runs["engine"] == "pretraining")
@@ -42,8 +44,9 @@ def select(runs: pd.DataFrame, *, stale: bool = False) -> tuple[pd.DataFrame, li
     counted = runs[~smoke & ~pretraining & (True if old is None else old == "")].sort_values(
         [*CELL, "created", "digest"]
     )
-    reasons = Counter() if old is None else Counter(reason for reason in old if reason)
-    current = len(counted)
+    left = set() if old is None else set(zip(old, runs["digest"], strict=True))  # once a run, whatever its metrics
+    reasons = Counter(reason for reason, _ in left if reason)
+    current = set(counted["digest"])
     cell = counted.groupby(CELL, sort=False)
     counted = counted[counted["eval_only"] == cell["eval_only"].transform("all")]
     newest = counted.groupby(CELL, sort=False)["recipe_hash"].transform("last")
@@ -51,16 +54,19 @@ def select(runs: pd.DataFrame, *, stale: bool = False) -> tuple[pd.DataFrame, li
     # A training run is one of its seed; an evaluation is one of its model.
     sample = counted["seed"].astype(str).where(~counted["eval_only"], counted["weights"])
     counted = counted.assign(sample=sample).drop_duplicates([*CELL, "sample"], keep="last")
+    lacking = counted[~counted["measured"]]
     notes = [
-        (int(smoke.sum()), "smoke: two steps on made data measure nothing"),
-        (int(pretraining.sum()), "pre-training: no transfer result"),
+        (runs["digest"][smoke].nunique(), "smoke: two steps on made data measure nothing"),
+        (runs["digest"][pretraining].nunique(), "pre-training: no transfer result"),
         (
-            current - len(counted),
+            len(current - set(counted["digest"])),
             "superseded by a newer run of the same seed, by a newer recipe, or by a training run",
         ),
+        *((len(found), f"no metric {metric}") for metric, found in lacking.groupby("metric")),
         *((count, f"stale: {reason}; --stale takes them in") for reason, count in sorted(reasons.items())),
     ]
-    return counted, [f"{count} run{'s' if count > 1 else ''} left out ({why})" for count, why in notes if count]
+    lines = [f"{count} run{'s' if count > 1 else ''} left out ({why})" for count, why in notes if count]
+    return counted[counted["measured"]], lines
 
 
 def cells(runs: pd.DataFrame, *, each_run: bool = False) -> pd.DataFrame:
@@ -68,8 +74,9 @@ def cells(runs: pd.DataFrame, *, each_run: bool = False) -> pd.DataFrame:
 
     ``mean``, ``std`` (sample standard deviation), ``low`` and ``high`` are `statistics.summarise`'s of the ``n`` runs;
     all are nan if any run's value is undefined. ``best`` is the mean of the runs' best values. ``values`` maps seeds to
-    values (an evaluation's: weight files). ``mixed`` says that the runs started from different weight files,
-    ``other_code`` that some were made by code that is not this tree's; ``stale`` holds the reasons why some are stale.
+    values (an evaluation's: weight files). ``mixed`` says that the runs have different weight files, ``data``
+    holds the fingerprints of their data. ``other_code`` says that some were made by code that is not this tree's;
+    ``stale`` holds the reasons why some are stale.
     ``each_run`` makes every run a cell of its own.
     """
     names = [*CELL, *FIRST, *MEASURED]
@@ -102,7 +109,8 @@ def _cell(group: list[dict[str, Any]]) -> dict[str, Any]:
         "low": summary.low,
         "high": summary.high,
         "best": float(np.mean([run["best"] for run in group])),
-        "mixed": not first["eval_only"] and len({run["weights"] for run in group}) > 1,
+        "mixed": len({run["weights"] for run in group}) > 1,
+        "data": tuple(sorted({run["data"] for run in group})),
         "other_code": any(run.get("other_code", False) for run in group),
         "stale": tuple(sorted({run.get("stale", "") for run in group} - {""})),
         "seeds": " ".join(str(run["seed"]) for run in group),
@@ -118,7 +126,8 @@ def compare(runs: pd.DataFrame, first: str, second: str, *, stale: bool = False)
     `statistics.paired` over these ``pairs``; otherwise ``difference`` is that of the means. ``adjusted`` is ``p`` by
     Holm's method over all rows: every row asks the same question again. ``bound`` is 2 sqrt(s1^2 + s2^2) of the two
     sample standard deviations. ``verdict``: 'above' or 'below' where ``adjusted`` is under 0.05 (without pairs: where
-    the difference exceeds the bound), 'within' where not, 'no spread' where a side has one run, or 'undefined'.
+    the difference exceeds the bound), 'within' where not, 'no spread' where all pairs differ by one value, 'one run'
+    where a side has no more, 'other data' where not all runs had the same data, or 'undefined'.
     """
     table = cells(select(runs, stale=stale)[0])
     keep = [*CELL, "size", "n", "mean", "std", "values", *MARKED]
@@ -135,25 +144,32 @@ def compare(runs: pd.DataFrame, first: str, second: str, *, stale: bool = False)
         pairs[name] = [getattr(one, name) for one in found]
     pairs["adjusted"] = adjusted
     pairs["pairs"] = [one.n for one in found]
-    pairs["verdict"] = [
-        _verdict(*pair) for pair in zip(pairs["difference"], pairs["bound"], pairs["adjusted"], strict=True)
-    ]
+    pairs["verdict"] = [_verdict(pair) for pair in rows(pairs)]
     return pairs.drop(columns=["values_1", "values_2"])
 
 
 def _paired(pair: dict[str, Any]) -> Paired:
-    """Runs pair by seed; evaluations of trained models have none."""
+    """Runs pair by seed; evaluations of trained models have none, and runs on other data are no pairs."""
     sides: list[dict[Hashable, float]] = [pair["values_1"], pair["values_2"]]
-    if pair["eval_only_1"] or pair["eval_only_2"]:
+    if pair["eval_only_1"] or pair["eval_only_2"] or _other_data(pair):
         sides = [{}, {}]
     return paired(sides[0], sides[1])
 
 
-def _verdict(difference: float, bound: float, p: float) -> str:
+def _other_data(pair: dict[str, Any]) -> bool:
+    return len({*pair["data_1"], *pair["data_2"]}) > 1
+
+
+def _verdict(pair: dict[str, Any]) -> str:
+    difference, bound, p = pair["difference"], pair["bound"], pair["adjusted"]
     if math.isnan(difference):
         return "undefined"
-    if math.isnan(p) and math.isnan(bound):
+    if _other_data(pair):
+        return "other data"
+    if math.isnan(p) and pair["pairs"] > 1:
         return "no spread"
+    if math.isnan(p) and math.isnan(bound):
+        return "one run"
     if (p >= THRESHOLD) if not math.isnan(p) else (abs(difference) <= bound):
         return "within"
     return "above" if difference > 0 else "below"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mae_bench import recipes
+from mae_bench import places, recipes
 from mae_bench.errors import UserError
 from mae_bench.reporting import agreement, migrate
 from mae_bench.reporting.record import Record, one_line, read_record
@@ -17,7 +17,7 @@ from mae_bench.reporting.transfer import read_picture
 
 Severity = Literal["error", "warning"]
 VERSION = re.compile(rb'\s*\{\s*"schema_version"\s*:\s*(\d+)')
-LEFTOVER = re.compile(r"\.record-.*\.tmp")  # `write_record` was killed
+LEFTOVER = re.compile(r"\.(unfinished|record)-.*\.tmp")  # `write_whole` was killed; `record` by earlier versions
 RESTORE = "restore the file from its copy (git checkout), or delete it and run again"
 KEEP_ONE = "keep the right one and delete the other"
 
@@ -38,21 +38,32 @@ class Finding:
 def check(paths: Iterable[Path | str]) -> list[Finding]:
     """All findings in record files and in folders searched to any depth, in the order of the files.
 
-    A folder without any ``record.json`` below it holds promoted records alone: there every ``.json`` must be one, and
-    a record carries its run's id as its name and lies below its task and backbone.
+    Promoted records are those below the checkout's ``results``, those in a folder without any ``record.json`` below it,
+    and those that share their folder with one of another name. Among them every ``.json`` must be a record, which
+    carries its run's id as its name and lies below its task and backbone.
 
     Raises:
-        UserError: a path does not exist, or a folder cannot be listed.
+        UserError: a path does not exist, a folder cannot be listed, or nothing like a record is in it.
     """
     search = _Search()
     for path in map(Path, paths):
         if path.is_dir():
-            search.folder(list(files_below(path)))
+            seen = search.records, len(search.findings)
+            search.folder(path)
+            if seen == (search.records, len(search.findings)):
+                raise UserError(f"no records below {path}: name a folder of runs or of promoted records")
         elif path.exists():
             search.record(path, promoted=path.name != "record.json")
         else:
             raise UserError(f"{path}: no such file or folder")
     return search.findings
+
+
+def committed(results: Path) -> list[Path]:
+    """The folders of records below a checkout's ``results``: all that hold JSON, but for what is made from records and
+    for what others published."""
+    folders = sorted(path for path in results.glob("*") if path.is_dir() and path.name not in ("published", "tables"))
+    return [folder for folder in folders if any(folder.rglob("*.json"))]
 
 
 def failed(findings: Sequence[Finding]) -> bool:
@@ -71,6 +82,7 @@ class _Search:
     """What was seen so far; of each record only what tells copies apart."""
 
     findings: list[Finding] = field(default_factory=list)
+    records: int = 0
     contents: dict[str, Path] = field(default_factory=dict)  # digest -> first file
     ids: dict[str, Path] = field(default_factory=dict)  # run id -> first file
     # one cell, seed and recipe -> first file, its numbers, and all else that moves them
@@ -79,27 +91,23 @@ class _Search:
     def add(self, severity: Severity, file: Path, what: str, remedy: str) -> None:
         self.findings.append(Finding(severity, file, what, remedy))
 
-    def folder(self, files: list[Path]) -> None:
-        promoted = all(file.name != "record.json" for file in files)
-        shelves: set[Path] = set()  # folders that hold promoted records
-        others: list[Path] = []
-        for file in files:
-            try:
-                found = is_record(file)
-            except UserError as error:
-                self.add("error", file, str(error), "make it readable")
-                continue
+    def folder(self, folder: Path) -> None:
+        kinds = {file: _kind(file) for file in files_below(folder)}
+        homes = {file.parent for file, kind in kinds.items() if kind == "record"}
+        shelves = {file.parent for file, kind in kinds.items() if kind == "record" and file.name != "record.json"}
+        if _is_committed(folder) or all(file.name != "record.json" for file in kinds):
+            shelves = {file.parent for file in kinds}
+        for file, kind in kinds.items():
+            promoted = file.parent in shelves
             if LEFTOVER.fullmatch(file.name):
                 self.add("warning", file, "left by a write that was cut off", "delete it")
-            elif found:
+            elif kind == "record":
                 self.record(file, promoted=promoted)
-                shelves |= {file.parent} if promoted else set()
+            elif kind:
+                self.add("error", file, kind, RESTORE)
             elif file.suffix == ".json" and (promoted or (file.is_file() and not file.stat().st_size)):
                 self.add("error", file, "no record, or its beginning is damaged", RESTORE)
-            else:
-                others.append(file)
-        for file in others:
-            if file.parent in shelves:
+            elif promoted and file.parent in homes:
                 self.foreign(file)
 
     def foreign(self, file: Path) -> None:
@@ -112,6 +120,7 @@ class _Search:
             self.add("warning", file, fault, "delete it")
 
     def record(self, file: Path, *, promoted: bool) -> None:
+        self.records += 1
         try:
             record = read_record(file)
             with file.open("rb") as stream:
@@ -160,6 +169,19 @@ class _Search:
             self.add("error", file, f"{what} by the same code and computer", KEEP_ONE)
         else:
             self.add("warning", file, what, "tables count the newest; delete the other")
+
+
+def _kind(file: Path) -> str:
+    """What a file is: "record", nothing, or why that cannot be told."""
+    try:
+        return "record" if is_record(file) else ""
+    except UserError as error:
+        return str(error).removeprefix(f"{file} ")
+
+
+def _is_committed(folder: Path) -> bool:
+    root = places.checkout()
+    return root is not None and folder.resolve().is_relative_to(root / "results")
 
 
 def _sample(record: Record) -> str:

@@ -247,8 +247,8 @@ def _flat(value: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[st
 
 def _history(a: Record, b: Record) -> str:
     """Where the two losses part: the first step is the first that something else went in."""
-    curves = [{point["step"]: point["loss"] for point in record.history if "loss" in point} for record in (a, b)]
-    shared = sorted(step for step in curves[0].keys() & curves[1].keys() if step is not None)
+    curves = [_losses(record) for record in (a, b)]
+    shared = sorted(curves[0].keys() & curves[1].keys())
     if not shared:
         return "no step at which both runs noted a loss"
     for before, step in zip([None, *shared[:-1]], shared, strict=True):
@@ -257,6 +257,13 @@ def _history(a: Record, b: Record) -> str:
             until = f"equal up to step {before:g}, " if before is not None else ""
             return f"{until}first different at step {step:g}: {_loss(one)} and {_loss(other)}"
     return f"equal at all {len(shared)} steps that both noted, up to {shared[-1]:g}"
+
+
+def _losses(record: Record) -> dict[float, float | None]:
+    """Step -> loss, of the points that have both."""
+    return {
+        step: point["loss"] for point in record.history if "loss" in point and (step := point.get("step")) is not None
+    }
 
 
 def _loss(value: float | None) -> str:

@@ -110,10 +110,16 @@ def _within_noise(found: Sequence[Shown], base: Mapping[int, Shown | None]) -> s
     tests: dict[int, float] = {}
     for cell in found:
         other = base[id(cell)]
-        if other is not None and other is not cell and not (cell["eval_only"] or other["eval_only"]):
+        if other is None or other is cell or _other_data(cell, other):
+            continue
+        if not (cell["eval_only"] or other["eval_only"]):
             first: dict[Hashable, float] = cell["values"]
             tests[id(cell)] = paired(first, other["values"]).p
     return {key for key, p in zip(tests, holm(list(tests.values())), strict=True) if p >= THRESHOLD}
+
+
+def _other_data(cell: Shown, base: Shown) -> bool:
+    return len({*cell["data"], *base["data"]}) > 1
 
 
 def _square(cell: Shown, base: Shown | None, noise: bool, flags: Sequence[Flag], anchors: Mapping[str, str]) -> Square:
@@ -134,17 +140,24 @@ def _gap(cell: Shown, base: Shown | None, noise: bool) -> tuple[str, str, Tone]:
     against = f"to {base['init']}" if base["backbone"].endswith(base["init"]) else f"to {base['backbone']}"
     if math.isnan(gap):
         return "", "undefined", "none"
+    if _other_data(cell, base):
+        return shown.signed(gap), f"{against}, other data", "none"
     if noise:
         return shown.signed(gap), f"{against}, within noise", "even"
     return shown.signed(gap), against, _tone(gap, cell, base)
 
 
+def _alike(cell: Shown, base: Shown) -> bool:
+    one = paired(cell["values"], base["values"])
+    return one.n > 1 and math.isnan(one.p)
+
+
 def _tone(gap: float, cell: Shown, base: dict[str, Any]) -> Tone:
-    """A gap of unknown spread has the faintest colour, however large it is."""
+    """A gap of unknown spread has the faintest colour, however large it is; so has one that is equal in all pairs."""
     better = gap
     if lower_is_better(cell["metric"]):
         better = -100 * gap / abs(base["mean"]) if base["mean"] else -gap
-    known = cell["n"] > 1 and base["n"] > 1
+    known = cell["n"] > 1 and base["n"] > 1 and not _alike(cell, base)
     strength = 1 + sum(abs(better) >= edge for edge in EDGES) if known else 1
     if not better:
         return "even"

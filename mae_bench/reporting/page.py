@@ -26,6 +26,7 @@ from mae_bench.errors import UserError
 from mae_bench.reporting import details, grid, plots, shown, verdicts
 from mae_bench.reporting.cells import cells, rows, select
 from mae_bench.reporting.curves import SWEEPS, Group, Run, sweep_charts, training_curves
+from mae_bench.reporting.files import write_whole
 from mae_bench.reporting.matrix import first_anchor, matrices
 from mae_bench.reporting.published import Published, load_published
 from mae_bench.reporting.record import one_line, read_record
@@ -86,6 +87,7 @@ def page(
     tables: Sequence[grid.Table] = (),
     published: Sequence[Published] | None = None,
     stale: bool = False,
+    only: str | None = None,
 ) -> str:
     """The page of `store.load_frame`'s runs, judged by `staleness.judge`, in the runs' own primary metrics.
 
@@ -93,17 +95,24 @@ def page(
         tables: papers' and suites' tables, shown as they are.
         published: instead of the rows of results/published.
         stale: take in runs whose recipe or protocol has changed since.
+        only: show no runs but those `matching` this. Which runs count is decided among all.
 
     Raises:
-        UserError: no run, or a record that cannot be read any more.
+        UserError: no run, none that fits ``only``, or a record that cannot be read any more.
     """
     if runs.empty:
         raise UserError("no records to report: `python -m mae_bench run --task … --backbone …` makes some")
     numbers = load_published() if published is None else published
     chosen, left_out = select(runs, stale=stale)
+    wanted = matching(runs, only) if only else runs
+    if only:
+        if wanted.empty:
+            raise UserError(f"--only {only}: no run's task, backbone, protocol or id contains it")
+        chosen = chosen[chosen["digest"].isin(wanted["digest"])]
+        left_out = [f"only runs that contain '{one_line(only)}': {len(wanted)} of {len(runs)}", *left_out]
     found = shown.beside(cells(chosen), numbers)
-    flags = verdicts.flags(runs)
-    kept = _keep(runs, chosen, stale)
+    flags = [flag for flag in verdicts.flags(runs) if not set(flag.runs).isdisjoint(wanted["file"])]
+    kept = _keep(runs, chosen, stale, set(wanted["digest"]))
     counted = set(chosen["digest"])
     drawn = [one for one, row in zip(kept.records, kept.runs, strict=True) if row["status"] in COUNTED]
     groups = training_curves(drawn)
@@ -128,7 +137,7 @@ def page(
         "flags": [(flag.kind, flag.text, first_anchor(flag.runs, kept.anchors)) for flag in flags[:100]],
         "left_out": notes,
         "licences": licences(),
-        "counts": {"records": len(runs), "counted": len(counted), "tasks": chosen["task"].nunique(),
+        "counts": {"records": len(wanted), "counted": len(counted), "tasks": chosen["task"].nunique(),
                    "backbones": chosen["backbone"].nunique(), "cells": len(found)},
         "data": _json(_embedded(kept, groups[:MOST_GROUPS])),
     })  # fmt: skip
@@ -137,24 +146,21 @@ def page(
 COUNTED = ("counted", "pre-training")
 
 
-def only(runs: pd.DataFrame, pattern: str) -> pd.DataFrame:
-    """The runs whose task, backbone, protocol or run id contains ``pattern``. Raises `UserError` if there is none."""
+def matching(runs: pd.DataFrame, pattern: str) -> pd.DataFrame:
+    """The runs whose task, backbone, protocol or run id contains ``pattern``."""
     names = ("task", "backbone", "protocol", "run_id")
-    fits = [any(pattern in value for value in row) for row in zip(*(runs[name] for name in names), strict=True)]
-    if not any(fits):
-        raise UserError(f"--only {pattern}: no run's task, backbone, protocol or id contains it")
-    return runs[fits].reset_index(drop=True)
+    return runs[[any(pattern in value for value in row) for row in zip(*(runs[name] for name in names), strict=True)]]
 
 
-def _keep(runs: pd.DataFrame, chosen: pd.DataFrame, stale: bool) -> _Kept:
-    """Read the records that the page shows."""
+def _keep(runs: pd.DataFrame, chosen: pd.DataFrame, stale: bool, wanted: set[str]) -> _Kept:
+    """Read the records that the page shows, of the runs whose digests are ``wanted``."""
     counted = set(chosen["digest"])
     pretraining = runs[(runs["engine"] == "pretraining") & ~runs["smoke"]].sort_values(["created", "digest"])
     newest = set(
         pretraining.drop_duplicates(["task", "protocol", "backbone", "seed", "recipe_hash"], keep="last")["digest"]
     )
     ordered: list[tuple[int, Shown]] = []
-    for row in rows(runs):
+    for row in rows(runs[runs["digest"].isin(wanted)]):
         row["status"] = _status(row, counted, newest, stale)
         place = [*COUNTED].index(row["status"]) if row["status"] in COUNTED else len(COUNTED)
         ordered.append((place, row))
@@ -357,6 +363,6 @@ def write(text: str, out: Path) -> None:
     if out.suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: a page is HTML; name it .html")
     try:
-        out.write_text(text, encoding="utf-8", newline="\n")
+        write_whole(out, text)
     except OSError as error:
         raise UserError(f"cannot write --out {out}: {error.strerror}") from error

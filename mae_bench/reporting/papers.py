@@ -20,7 +20,7 @@ from mae_bench.recipes import explain, read_toml
 from mae_bench.reporting import grid, shown
 from mae_bench.reporting.cells import cells, select
 from mae_bench.reporting.grid import DASH, Cell, ranked
-from mae_bench.reporting.published import Published
+from mae_bench.reporting.published import Published, with_spread
 from mae_bench.reporting.record import one_line
 from mae_bench.reporting.shown import Shown
 from mae_bench.schema import Strict
@@ -156,18 +156,22 @@ def paper_table(
 
 
 def _mine(runs: pd.DataFrame, stale: bool) -> tuple[dict[tuple[str, str, str], Shown], list[str]]:
-    """Cells with their backbones' own weights by (protocol, backbone, metric), and what was left out as stale."""
-    chosen, left_out = select(runs, stale=stale)
+    """Cells with their backbones' own weights by (protocol, backbone, metric), and what was left out of them.
+
+    ``runs`` has every run with every metric of the papers; of each task those count that some run of it has.
+    """
+    known = runs.groupby(["task", "metric"])["measured"].transform("any").astype(bool)
+    chosen, left_out = select(runs[known], stale=stale)
     found = shown.beside(cells(chosen), ())
     own = {(cell["protocol"], cell["backbone"], cell["metric"]): cell for cell in found if not cell["given"]}
-    return own, [note for note in left_out if "stale" in note]
+    return own, [note for note in left_out if "(stale" in note or "(no metric" in note]
 
 
 class _Table:
     """Where each published number stands, its footnote, and what of ours is beside it."""
 
     def __init__(self, source: str, table: Definition, published: Sequence[Published]) -> None:
-        self.source, self.table = source, table
+        self.source, self.table, self.published = source, table, published
         self.found = members(source, table, published)
         self.fields = [[self._one(line, head) for head in table.column] for line in table.row]
         self._check()
@@ -217,19 +221,18 @@ class _Table:
             section = line.section or section
             labels = [Cell(label) for label in line.labels]
             lines.append(grid.Row((*labels, *(cell for block in blocks for cell in block[number]))))
-        notes = (*self._notes(), *shown.footnotes(beside), *left_out)
+        notes = (*self._notes(), *shown.footnotes(beside), *shown.spreads(beside), *left_out)
         return grid.Table(
             table.name, f"{table.locator}: {table.title} ({self.source})", tuple(heads), tuple(lines), notes
         )
 
-    @staticmethod
-    def _ours(row: Published | None, mine: dict[tuple[str, str, str], Shown]) -> Shown | None:
+    def _ours(self, row: Published | None, mine: dict[tuple[str, str, str], Shown]) -> Shown | None:
         """A copy of our cell with this number beside it: one cell may stand beside several published ones."""
         cell = mine.get((row.protocol_id, row.ours, row.metric)) if row and _mapped(row) else None
-        if cell is None:
+        if row is None or cell is None:
             return None
         copy = dict(cell)
-        shown.attach(copy, row)
+        shown.attach(copy, with_spread(row, self.published))
         return copy
 
     @staticmethod

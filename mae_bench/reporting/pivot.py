@@ -42,7 +42,7 @@ def pivot(
     """Runs that `cells.select` chose, by the `DIMENSIONS` that name rows and columns; baselines first.
 
     Beside a column in which published numbers of the same protocol and weights exist stand these, the gap and the
-    verdict. Best and second best are marked among the rows of one column, protocol and size.
+    verdict. Best and second best are marked among the rows of one column, protocol, size and data.
 
     Raises:
         UserError: an unknown or repeated dimension, or a field that would mix cells.
@@ -181,11 +181,13 @@ class _Plan:
         return Row(tuple(line))
 
     def marks(self) -> dict[tuple[Key, Key], Mark]:
-        """Best and second best among the cells of one column, protocol, metric and size; never a stale one."""
+        """Best and second best among the cells of one column, protocol, metric, size and data; never a stale one."""
         groups: dict[tuple[object, ...], list[tuple[Key, Key]]] = defaultdict(list)
         for place, cell in self.fields.items():
             if not cell["stale"]:
-                groups[place[1], cell["task"], cell["protocol"], cell["metric"], cell["size"]].append(place)
+                groups[place[1], cell["task"], cell["protocol"], cell["metric"], cell["size"], cell["data"]].append(
+                    place
+                )
         marks: dict[tuple[Key, Key], Mark] = dict.fromkeys(self.fields, "")
         for places in groups.values():
             metric = self.fields[places[0]]["metric"]

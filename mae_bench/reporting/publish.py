@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import pandas as pd
 from pydantic import JsonValue
 
 from mae_bench.errors import UserError, nearest
-from mae_bench.reporting import store
-from mae_bench.reporting.cells import cells, select
+from mae_bench.reporting import shown
+from mae_bench.reporting.cells import cells, rows, select
+from mae_bench.reporting.files import write_whole
 from mae_bench.reporting.grid import DASH, Cell, Column, Row, Table
-from mae_bench.reporting.record import Record, one_line
+from mae_bench.reporting.record import Record, one_line, read_record
 from mae_bench.reporting.render import render
+from mae_bench.reporting.shown import Shown
+from mae_bench.reporting.statistics import impossible
 
 Sink = Literal["wandb", "mlflow", "model-card"]
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "model-card": "huggingface_hub"}
@@ -36,10 +40,11 @@ HUB_METRICS = {"top1": "accuracy", "mIoU": "mean_iou", "box_AP": "mAP"}
 MLFLOW_BATCH, MLFLOW_TEXT = 100, 500  # MLflow's limits: values a call, characters a parameter
 
 
-def publish(records: Iterable[Record], to: str, out: Path | None = None) -> list[str]:
+def publish(runs: pd.DataFrame, to: str, out: Path | None = None) -> list[str]:
     """Send records to a sink; one line per thing that was made.
 
     Args:
+        runs: from `store.load_frame`, judged by `staleness.judge`. A model card counts those that a table counts.
         to: a `Sink`.
         out: the model card's file, which must not exist (default: ``MODEL_CARD.md``).
 
@@ -51,17 +56,27 @@ def publish(records: Iterable[Record], to: str, out: Path | None = None) -> list
         raise UserError(f"--to {to}: expected {', '.join(get_args(Sink))}{nearest(to, get_args(Sink))}")
     if find_spec(PACKAGES[to]) is None:
         raise UserError(f"--to {to}: {PACKAGES[to]} is not installed; pip install {PACKAGES[to]}")
-    known = list({record.run_id: record for record in records}.values())
-    if not known:
+    if runs.empty:
         raise UserError("no records to publish: name record files or folders of runs")
-    for record in known:
-        if record.smoke:
-            raise UserError(f"run '{record.run_id}' is a smoke run: it measures nothing and is not published")
+    for run_id in runs.loc[runs["smoke"], "run_id"]:
+        raise UserError(one_line(f"run '{run_id}' is a smoke run: it measures nothing and is not published"))
     if to == "model-card":
-        return [_write_card(known, out or Path("MODEL_CARD.md"))]
+        return [_write_card(runs, out or Path("MODEL_CARD.md"))]
     if out is not None:
         raise UserError(f"--out names the file of a model card; --to {to} has its own settings for the place")
-    return [(_to_wandb if to == "wandb" else _to_mlflow)(record) for record in known]
+    return _send([read_record(Path(file)) for file in runs["file"]], to)
+
+
+def _send(records: Sequence[Record], to: str) -> list[str]:
+    send, lines = _to_wandb if to == "wandb" else _to_mlflow, list[str]()
+    for record in records:
+        try:
+            lines.append(send(record))
+        except Exception as error:  # the client's own, or its network's
+            fault = one_line(f"{type(error).__name__}: {error}")
+            rest = one_line(f"name the others, from run '{record.run_id}' on")
+            raise UserError(f"--to {to}: {fault}; sent {len(lines)} of {len(records)}, {rest}") from error
+    return lines
 
 
 def _to_wandb(record: Record) -> str:
@@ -162,20 +177,19 @@ def _plain(name: object) -> str:
     return re.sub(r"[^\w./ -]", "_", str(name), flags=re.ASCII)[:250]
 
 
-def _write_card(records: Sequence[Record], path: Path) -> str:
-    text = model_card(records)
+def _write_card(runs: pd.DataFrame, path: Path) -> str:
+    text = model_card(runs)
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError(f"{path} exists; choose another --out, and merge the two by hand") from None
+        written = write_whole(path, text, exclusive=True)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+    if not written:
+        raise UserError(f"{path} exists; choose another --out, and merge the two by hand")
     return f"wrote {path}"
 
 
-def model_card(records: Sequence[Record]) -> str:
-    """Metadata (``model-index``) and a table of the results of one backbone's records, as a model card.
+def model_card(runs: pd.DataFrame) -> str:
+    """Metadata (``model-index``) and a table of the results of one backbone's runs (as of `publish`), as a model card.
 
     A value is the mean over seeds, in percent, as in our tables; n and the spread stand beside it. The protocol is the
     data set's ``config``, so that two protocols never look like one.
@@ -183,23 +197,32 @@ def model_card(records: Sequence[Record]) -> str:
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    chosen, left_out = select(store.frame(records))
-    found = [{str(key): value for key, value in row.items()} for row in cells(chosen).to_dict("records")]
+    chosen, left_out = select(runs)
+    found = rows(cells(chosen))
     if not found:
         raise UserError(f"no results for a model card: {'; '.join(left_out)}")
-    models = sorted({f"{row['backbone']} {row['given']}".strip() for row in found})
+    models = sorted(set(map(shown.label, found)))
     if len(models) > 1:
         raise UserError(one_line(f"a model card is about one model, and these records are of {', '.join(models)}"))
-    if undefined := [row["task"] for row in found if row["mean"] != row["mean"]]:
-        raise UserError(one_line(f"the result of {undefined[0]} is undefined; leave its records out"))
-    data = {record.task: record.data.name for record in records}
-    results = [EvalResult(**_result(row, data[row["task"]])) for row in found]
+    for row in found:
+        if fault := _fault(row):
+            raise UserError(one_line(f"the result of {row['task']} {fault}; leave its records out"))
+    results = [EvalResult(**_result(row, read_record(Path(row["files"][0])).data.name)) for row in found]
     name = one_line(models[0], 100)
     front = ModelCardData(model_name=name, eval_results=results, tags=["mae_bench", "masked-autoencoder"])
     return f"---\n{front.to_yaml()}\n---\n\n{render(_table(name, found, left_out), 'markdown')}"
 
 
-def _result(row: dict[str, Any], data: str) -> dict[str, Any]:
+def _fault(row: Shown) -> str:
+    """Why a cell is no number to give away."""
+    if row["mean"] != row["mean"]:
+        return "is undefined"
+    if outside := next(filter(None, (impossible(row["metric"], value) for value in row["values"].values())), ""):
+        return f"is outside {outside}"
+    return "is of runs on different data" if len(row["data"]) > 1 else ""
+
+
+def _result(row: Shown, data: str) -> dict[str, Any]:
     """Arguments of ``EvalResult`` for one cell."""
     spread = {} if row["n"] < 2 else {"std": round(row["std"], 4)}
     return {
@@ -211,24 +234,27 @@ def _result(row: dict[str, Any], data: str) -> dict[str, Any]:
         "metric_type": HUB_METRICS.get(row["metric"], row["metric"]),
         "metric_name": one_line(f"{row['metric']} (%), mean of {row['n']}", 100),
         "metric_value": round(row["mean"], 4),
-        "metric_args": {"seeds": row["n"], "recipe_values_nobody_published": len(row["ours"])} | spread,
+        "metric_args": {"seeds": row["n"], "recipe_values_nobody_published": len(row["ours"])}
+        | spread
+        | ({"trained_here": False} if row["eval_only"] else {}),
     }
 
 
-def _table(name: str, found: list[dict[str, Any]], notes: Sequence[str]) -> Table:
+def _table(name: str, found: list[Shown], left_out: Sequence[str]) -> Table:
     columns = (
         *(Column(head, "left") for head in ("task", "protocol", "metric")),
         *(Column(head) for head in ("mean", "std", "n")),
     )
-    rows = tuple(
+    lines = tuple(
         Row(
             (
                 *(Cell(row[key], code=True) for key in ("task", "protocol", "metric")),
-                Cell(f"{row['mean']:.2f}", row["mean"]),
+                Cell(f"{row['mean']:.2f}", row["mean"], notes=shown.marks(row)),
                 Cell(DASH if row["n"] < 2 else f"{row['std']:.2f}"),
                 Cell(str(row["n"])),
             )
         )
         for row in found
     )
-    return Table("model-card", name, columns, rows, ("percent; std: sample standard deviation over n seeds", *notes))
+    notes = ("percent; std: sample standard deviation over n seeds", *shown.footnotes(found), *left_out)
+    return Table("model-card", name, columns, lines, notes)

@@ -89,14 +89,28 @@ def load_published() -> list[Published]:
 def headline(rows: Iterable[Published], protocol_id: str, backbone: str, metric: str) -> Published | None:
     """The published number that stands beside a cell of ours: the first verified one, a paper's before a re-run's.
 
-    Where its source states no spread and another one does for the same protocol, weights and metric, it comes with
-    that one's ``std``; ``spread`` then names it.
+    It comes `with_spread`.
     """
     key = (protocol_id, backbone, metric)
-    matches = [row for row in rows if row.verified and (row.protocol_id, row.ours, row.metric) == key]
+    matches = [row for row in rows if row.verified and _key(row) == key]
     found = min(matches, key=lambda row: "arXiv" not in row.source, default=None)
-    stated = next((row for row in matches if row.std is not None), None)
-    if found is None or stated is None or found.std is not None:
-        return found
+    return with_spread(found, matches) if found else None
+
+
+def with_spread(row: Published, rows: Iterable[Published]) -> Published:
+    """``row`` with the spread that its verdict needs, so that one number has one verdict wherever it stands.
+
+    Where its source states none and another verified one of ``rows`` does for the same protocol, weights and metric,
+    it comes with that one's ``std``; ``spread`` then names that source.
+    """
+    if row.std is not None:
+        return row
+    stated = next((one for one in rows if one.verified and one.std is not None and _key(one) == _key(row)), None)
+    if stated is None:
+        return row
     spread = f"{stated.source}, {stated.source_locator}: {stated.spread}"
-    return found.model_copy(update={"std": stated.std, "std_n": stated.std_n, "spread": spread})
+    return row.model_copy(update={"std": stated.std, "std_n": stated.std_n, "spread": spread})
+
+
+def _key(row: Published) -> tuple[str, str, str]:
+    return row.protocol_id, row.ours, row.metric

@@ -7,23 +7,28 @@ depends on (the practice of lm-evaluation-harness, which puts versions and hashe
 from __future__ import annotations
 
 import base64
-import errno
 import math
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from mae_bench.errors import UserError
 from mae_bench.recipes import explain
 from mae_bench.reporting import migrate
+from mae_bench.reporting.files import write_whole
 from mae_bench.schema import Init, Size, Strict
 
 if TYPE_CHECKING:
@@ -34,7 +39,6 @@ Model = TypeVar("Model", bound=Strict)
 
 MAX_RECORD_BYTES = 16 << 20  # a record with 1000 classes and 1000 points of history takes well under 1 MB
 CURRENT = re.compile(rb'\s*\{\s*"schema_version"\s*:\s*%d\b' % migrate.CURRENT)  # the start of a record of this version
-NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
 
 def _undefined(value: object) -> object:
@@ -42,9 +46,23 @@ def _undefined(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Python's parser takes NaN, Infinity and 1e999; JSON has none of them, and they have no canonical form."""
+    if not _all_finite(value):
+        raise ValueError("a number in it is not finite")
+    return value
+
+
+def _all_finite(value: JsonValue) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_all_finite, inner))
+
+
 Value = Annotated[float | None, BeforeValidator(_undefined)]
 Values = dict[str, Value]
-Json = dict[str, JsonValue]
+Json = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]  # empty = there is no file
 
 
@@ -54,7 +72,7 @@ class WeightsUsed(Strict):
     # file: the recipe's; made: trained by the recipe's task; given: named by --weights; synthetic: random, for a smoke
     kind: Literal["file", "made", "given", "none", "synthetic"]
     sha256: Sha256 = ""
-    maker: Json = Field(default_factory=dict)  # run id, recipe and code hash of the run that made them, where known
+    maker: Json = Field(default_factory=dict)  # run id, recipe, code, protocol and data of what made them
     load: Json = Field(default_factory=dict)  # `LoadReport.as_dict()`: the proof that every tensor arrived
 
 
@@ -185,10 +203,11 @@ class Record(Strict):
     @field_validator("created")
     @classmethod
     def _utc(cls, value: str) -> str:
-        if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", value, re.ASCII):
-            raise ValueError("expected a time in UTC, such as 2026-01-31T12:00:00+00:00")
-        if datetime.fromisoformat(value).utcoffset() != timedelta(0):
-            raise ValueError("expected a time in UTC, such as 2026-01-31T12:00:00+00:00")
+        # What tables take: microseconds at most, and years that a 64-bit count of nanoseconds reaches.
+        form = r"(19[7-9]|2[01]\d)\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00:00)"
+        if not re.fullmatch(form, value, re.ASCII):
+            raise ValueError("expected a time in UTC from 1970 on, such as 2026-01-31T12:00:00+00:00")
+        datetime.fromisoformat(value)  # ValueError: no such day or hour
         return value
 
     @model_validator(mode="after")
@@ -241,50 +260,12 @@ def write_record(record: Record, folder: Path, name: str = "record.json") -> Pat
     target = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".record-", suffix=".tmp", dir=folder)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(record.model_dump_json(indent=1) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide the record from the group
-            written = _claim(Path(temporary), target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-        _sync_folder(folder)
+        written = write_whole(target, record.model_dump_json(indent=1) + "\n", exclusive=True)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror}; free space or choose another --out") from error
     if not written:
         raise UserError(f"{target} exists and records are never overwritten; choose another --out or seed")
     return target
-
-
-def _claim(temporary: Path, target: Path) -> bool:
-    """Give the finished file its name; False if the name is taken. A hard link is both atomic and exclusive."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
-            raise
-        # File systems without hard links (exFAT, mounted cloud drives): claim the name, then move the file onto it.
-        try:
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        except FileExistsError:
-            return False
-        temporary.replace(target)
-    return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name survive a power cut, where the system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def read_record(path: Path) -> Record:

@@ -1,6 +1,6 @@
 """Tables as text: Markdown, LaTeX, CSV, HTML. Deterministic; every text is escaped for its format.
 
-Each form ends with a newline. CSV holds numbers in columns of their own and no footnotes; the others say the same.
+Each form ends with a newline. CSV holds numbers in columns of their own, and title and footnotes in a last one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from mae_bench.reporting.record import one_line
 Form = Literal["markdown", "latex", "csv", "html"]
 FORMS: tuple[str, ...] = get_args(Form)
 LIMIT = 2000  # characters of a note
+MOST = 32_000  # of a field of CSV; spreadsheets take 32,767
+# What begins a mention, an e-mail address, an address with and one without a scheme (GitHub's spec, "Autolinks").
+LINKED = re.compile(r"(?<![a-z0-9])@(?=\w)|@(?=[\w-]+\.[\w-])|(?<=\w):(?=//)|www(?=\.)", re.IGNORECASE)
 
 
 def render(table: Table, form: str, *, title: bool = False) -> str:
@@ -100,7 +103,12 @@ def _note(value: str) -> str:
 
 
 def _text(value: str, limit: int = 300) -> str:
-    """Text of one line and without meaning to Markdown or HTML."""
+    """Text of one line and without meaning to Markdown or HTML.
+
+    A space parts what GitHub would make a mention, an e-mail address or a link of. It reads text after entities and
+    backslashes are gone, so that these do not help.
+    """
+    value = LINKED.sub(r"\g<0> ", value)
     special = r"[\\`*\[\]<>|~&$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
     readable = "*<"  # a backslash is as safe before these
     return re.sub(special, lambda m: f"\\{m[0]}" if m[0] in readable else f"&#{ord(m[0])};", one_line(value, limit))
@@ -115,7 +123,8 @@ TEX = {
     "|": r"\textbar{}", '"': "''", "`": r"\textasciigrave{}", "[": "{[}", "]": "{]}", "*": "{*}",
     "–": r"\textendash{}", "—": r"\textemdash{}", "…": r"\dots{}", "’": "'", "“": "``", "”": "''",
     "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "√": r"$\surd$", "−": "$-$", "°": r"$^\circ$",
-    "§": r"\S{}", "†": r"\dag{}", "‡": r"\ddag{}", "¶": r"\P{}", "σ": r"$\sigma$", "Δ": r"$\Delta$", "µ": r"$\mu$",
+    "§": r"\S{}", "†": r"\dag{}", "‡": r"\ddag{}", "¶": r"\P{}", "‖": r"$\|$",
+    "σ": r"$\sigma$", "Δ": r"$\Delta$", "µ": r"$\mu$",
     "≤": r"$\le$", "≥": r"$\ge$", "≈": r"$\approx$", "→": r"$\to$",
     "²": "$^2$", "³": "$^3$", "₁": "$_1$", "₂": "$_2$",
     "ß": r"\ss{}", "ø": r"\o{}", "Ø": r"\O{}", "æ": r"\ae{}",
@@ -219,7 +228,10 @@ def _tex_character(char: str) -> str:
 
 
 def _csv(table: Table) -> str:
-    """A column of cells with ``n`` becomes value, std and n; marks stand in a column ``notes``; sections go first."""
+    """A column of cells with ``n`` becomes value, std and n; marks stand in a column ``notes``; sections go first.
+
+    The last column, ``note``, says in every row what the table is, and in the first one also the table's notes.
+    """
     data: list[tuple[str, Row]] = []
     section = ""
     for row in table.rows:
@@ -233,12 +245,15 @@ def _csv(table: Table) -> str:
     head = ["section"] * sections + [
         name + suffix for name, suffixes in zip(names, parts, strict=True) for suffix in suffixes
     ]
+    notes = "; ".join(one_line(note, LIMIT) for note in (table.title, *table.notes))
     rows = [
         [title] * sections
         + [_csv_field(cell, part) for cell, suffixes in zip(row.cells, parts, strict=True) for part in suffixes]
         for title, row in data
     ]
-    return csv_text(head, rows)
+    rows = rows or [[""] * len(head)]
+    told = [notes, *[one_line(table.title, LIMIT)] * (len(rows) - 1)]
+    return csv_text([*head, "note"], [[*row, note] for row, note in zip(rows, told, strict=True)])
 
 
 def _csv_parts(cells: Sequence[Cell]) -> list[str]:
@@ -259,10 +274,12 @@ def csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def _csv_safe(value: object) -> str:
-    """Numbers with four decimals, undefined = empty; text can never be taken for a spreadsheet's formula."""
+    """Numbers with four decimals, small ones with six digits, undefined = empty; text can never be taken for a
+    spreadsheet's formula."""
     if isinstance(value, float):
-        return "" if math.isnan(value) else f"{round(value, 4) + 0.0:.4f}"
-    text = "" if value is None else one_line(value, LIMIT)
+        small = 0 < abs(value) < 1e-3
+        return "" if math.isnan(value) else f"{value:.6g}" if small else f"{round(value, 4) + 0.0:.4f}"
+    text = "" if value is None else one_line(value, MOST)
     return "'" + text if isinstance(value, str) and text[:1] in set("=+-@") else text
 
 

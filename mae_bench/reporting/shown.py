@@ -21,7 +21,7 @@ from mae_bench.reporting.statistics import Summary
 
 Shown = dict[str, Any]  # one row of `cells.cells`, with `published` (Published | None), `gap` and `verdict`
 
-OURS, EVALUATED, MIXED, OTHER_CODE, STALE = "*", "†", "‡", "§", "¶"
+OURS, EVALUATED, MIXED, OTHER_DATA, OTHER_CODE, STALE = "*", "†", "‡", "‖", "§", "¶"
 
 
 def beside(summary: pd.DataFrame, published: Sequence[Published]) -> list[Shown]:
@@ -35,10 +35,13 @@ def beside(summary: pd.DataFrame, published: Sequence[Published]) -> list[Shown]
 
 
 def attach(cell: Shown, found: Published | None) -> None:
-    """Put a published number, the gap to it and the verdict into a cell."""
+    """Put a published number, the gap to it and the verdict into a cell; runs on different data have no verdict."""
     cell["published"] = found
     cell["gap"] = cell["mean"] - found.value if found else math.nan
-    cell["verdict"] = verdicts.against(summary_of(cell), found, cell["protocol"]).text if found else ""
+    cell["verdict"] = ""
+    if found:
+        alike = len(cell["data"]) == 1
+        cell["verdict"] = verdicts.against(summary_of(cell), found, cell["protocol"]).text if alike else "other data"
 
 
 def summary_of(cell: Shown) -> Summary:
@@ -81,6 +84,7 @@ def marks(cell: Shown) -> str:
         (OURS, cell["ours"]),
         (EVALUATED, cell["eval_only"]),
         (MIXED, cell["mixed"]),
+        (OTHER_DATA, len(cell["data"]) > 1),
         (OTHER_CODE, cell["other_code"]),
         (STALE, cell["stale"]),
     ]
@@ -99,11 +103,13 @@ def footnotes(shown: Sequence[Shown]) -> list[str]:
         notes.append(f"{OURS} recipe values that nobody published, in {task} ({who}): {what}")
     meanings = [
         ("eval_only", f"{EVALUATED} a trained model evaluated, not trained here"),
-        ("mixed", f"{MIXED} the runs start from different weight files"),
+        ("mixed", f"{MIXED} the runs have different weight files"),
         ("other_code", f"{OTHER_CODE} made by other code than this tree's"),
         ("given", "given …: weights that the user named, by the beginning of their sha256, not the backbone's own"),
     ]
     notes += [meaning for key, meaning in meanings if any(cell[key] for cell in shown)]
+    if any(len(cell["data"]) > 1 for cell in shown):
+        notes.append(f"{OTHER_DATA} the runs had different data, so that their mean and spread say little")
     reasons = dict.fromkeys(reason for cell in shown for reason in cell["stale"])
     notes += [f"{STALE} stale: {'; '.join(reasons)}"] if reasons else []
     if any(cell["n"] > 1 for cell in shown):
@@ -112,11 +118,23 @@ def footnotes(shown: Sequence[Shown]) -> list[str]:
 
 
 def sources(shown: Sequence[Shown]) -> list[str]:
+    """Where each published number is from, and the spread that its verdict takes."""
     return [
         f"published {cell['task']} {label(cell)}: {printed(found.value)}, {found.source}, {found.source_locator}"
+        + _stated(found)
         for cell in shown
         if (found := cell["published"])
     ]
+
+
+def spreads(shown: Sequence[Shown]) -> list[str]:
+    """The published spreads that the verdicts take, each once."""
+    stated = [(cell["metric"], found) for cell in shown if (found := cell["published"]) and found.std is not None]
+    return list(dict.fromkeys(f"published {metric} {printed(one.value)}{_stated(one)}" for metric, one in stated))
+
+
+def _stated(found: Published) -> str:
+    return "" if found.std is None else f"; standard deviation {found.std:g} over {found.std_n} runs: {found.spread}"
 
 
 def label(cell: Shown) -> str:

@@ -1,7 +1,7 @@
 """Which rows are of recipes or code that have changed since. Imports no torch.
 
-A stale row has no experiment that could be repeated today: its task or backbone recipe, or its protocol, is another
-now. A row of other code may still hold; it is marked only.
+A stale row has no experiment that could be repeated today: its task or backbone recipe, the recipe that made its
+weights, or its protocol, is another now. A row of other code may still hold; it is marked only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mae_bench import recipes
 from mae_bench.errors import UserError
 from mae_bench.recipes import ResolvedTask
 from mae_bench.reporting.record import one_line, read_record
-from mae_bench.schema import Backbone
+from mae_bench.schema import Backbone, MadeWeights
 
 Json = dict[str, Any]
-DESCRIBED = ["task", "backbone", "settings", "untrained", "recipe_protocol", "recipe_hash"]
+DESCRIBED = ["task", "backbone", "settings", "untrained", "recipe_protocol", "recipe_hash", "made_by"]
 NAMED_AT_MOST = 3  # changed values in a reason
 
 
@@ -48,9 +48,14 @@ def judge(runs: pd.DataFrame, tree: Tree) -> pd.DataFrame:
         return _today(tree, task, backbone, settings, untrained)
 
     @cache
+    def maker(backbone: str) -> str:
+        return _maker(tree, backbone)
+
+    @cache
     def reason(row: tuple[Any, ...]) -> str:
-        *what, protocol, recipe_hash = row
-        return _reason(now, what, protocol, recipe_hash, files[row])
+        *what, protocol, recipe_hash, made_by = row
+        found = _reason(now, what, protocol, recipe_hash, files[row])
+        return found if found or not made_by else _of_weights(maker, what[1], made_by)
 
     rows = list(zip(*(runs[key] for key in DESCRIBED), strict=True))
     files = dict(zip(rows, runs["file"], strict=True))
@@ -81,6 +86,22 @@ def _reason(now: Callable[..., Json], what: list[Any], protocol: str, recipe_has
     if recipes.digest(today) == recipe_hash:
         return ""
     return _change(read_record(Path(file)).recipe, today) if file else "the recipe has changed"
+
+
+def _of_weights(maker: Callable[[str], str], backbone: str, made_by: str) -> str:
+    try:
+        return "" if maker(backbone) == made_by else "its weights were made by another recipe"
+    except UserError as error:
+        return one_line(f"its weights cannot be made today: {error}")
+
+
+def _maker(tree: Tree, backbone: str) -> str:
+    """Hash of the recipe that makes a backbone's weights today; empty if it brings its own."""
+    recipe = recipes.load_backbone(backbone)
+    if not isinstance(recipe.weights, MadeWeights):
+        return ""
+    task = recipes.resolve_task(recipe.weights.task, recipe)
+    return recipes.digest(tree.recipe_of(task, tree.untrained(recipe)))
 
 
 def _change(then: Json, now: Json) -> str:

@@ -104,8 +104,8 @@ def paired(first: Mapping[Hashable, float], second: Mapping[Hashable, float]) ->
 
     ``p`` is the paired t test's, the dual of the interval. ``exact`` assumes no normal distribution, only that a
     difference is as likely as its negative under the null hypothesis: the share of the 2^n sign flips whose sum is at
-    least as extreme. It cannot fall below 2^(1-n): five pairs or fewer never reach 0.05. Where all differences are
-    equal the t test is undefined, and ``p`` is the sign-flip test's.
+    least as extreme. It cannot fall below 2^(1-n): five pairs or fewer never reach 0.05. Where all differences are one
+    value other than 0 there is no spread to hold it against: neither p nor interval. Pairs of equal values have p = 1.
     """
     keys = sorted((key for key in first if key in second), key=str)
     x = np.array([first[key] - second[key] for key in keys], dtype=float).round(10)  # 50.1 - 50 is 60.1 - 60
@@ -113,9 +113,11 @@ def paired(first: Mapping[Hashable, float], second: Mapping[Hashable, float]) ->
         test = "none: a value is undefined" if len(x) >= 2 else "none: fewer than two pairs"
         return Paired(len(x), _mean(x) if len(x) else math.nan, math.nan, math.nan, math.nan, test, math.nan)
     mean, std, exact = _mean(x), _std(x), _sign_flip(x)
+    if std == 0 and mean != 0:
+        return Paired(len(x), mean, math.nan, math.nan, math.nan, "none: the differences have no spread", exact)
     low, high = _interval(mean, std, len(x))
     if std == 0:
-        return Paired(len(x), mean, low, high, exact, "exact sign flip", exact)
+        return Paired(len(x), 0.0, 0.0, 0.0, 1.0, "none: all pairs are equal", exact)
     from scipy.special import stdtr
 
     p = 2 * float(stdtr(len(x) - 1, -abs(mean) / (std / math.sqrt(len(x)))))
@@ -178,6 +180,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def lower_is_better(metric: str) -> bool:
     """Losses are, as in the pipelines' ``best``; every other metric of ours is a percentage of what is right."""
     return "loss" in metric
+
+
+def impossible(metric: str, value: float) -> str:
+    """The range that a value is outside of, or an empty string: a loss is not negative, a percentage in [0, 100]."""
+    lower = lower_is_better(metric)
+    return "" if value >= 0 and (lower or value <= 100) else "[0, ∞)" if lower else "[0, 100]"
 
 
 def quantile(freedom: float) -> float:

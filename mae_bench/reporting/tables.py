@@ -13,7 +13,7 @@ from typing import Literal
 import pandas as pd
 
 from mae_bench.errors import UserError, nearest
-from mae_bench.reporting import shown
+from mae_bench.reporting import shown, verdicts
 from mae_bench.reporting.cells import COLUMN, INITS, MARKED, ROW, cells, compare, rows, select
 from mae_bench.reporting.grid import DASH, Cell, Column, Row, Table
 from mae_bench.reporting.pivot import pivot
@@ -22,7 +22,9 @@ from mae_bench.reporting.shown import Shown
 from mae_bench.reporting.statistics import bootstrap
 
 Layout = Literal["wide", "long", "full"]
-WORDS = {"within": "within noise", "no spread": "n = 1", "undefined": "undefined"}
+WORDS = {"within": "within noise", "one run": "n = 1", "no spread": "no spread", "other data": "other data",
+         "undefined": "undefined"}  # fmt: skip
+MOST_FLAGS = 20  # in the notes of a table
 LONG = ["task", "protocol", "metric", "size", "backbone", "mean ± std", "n", "best", "trivial", "published", "gap",
         "verdict"]  # fmt: skip
 TYPED = 5  # columns of names at the beginning of `LONG` and of a comparison
@@ -58,6 +60,7 @@ def results(
     if chosen.empty:
         why = "; ".join(left_out) or "no records"
         raise UserError(f"no results to show: {why}; `python -m mae_bench run --task … --backbone …` makes some")
+    left_out += _flags(chosen)
     numbers = load_published() if published is None else published
     if layout == "wide":
         row_names, column_names = by or (("size", "backbone"), ("task", "protocol", "metric"))
@@ -65,10 +68,17 @@ def results(
         return Table(made.name, made.title, made.columns, made.rows, (*made.notes, *left_out))
     found = shown.beside(cells(chosen), numbers)
     if layout == "full":
-        return _full(found)
+        return _full(found, left_out)
     head = [Column(text, "left" if i < TYPED else "right") for i, text in enumerate(LONG)]
     lines = tuple(_long_row(cell, links) for cell in found)
     return Table("results", "Results", tuple(head), lines, (*shown.footnotes(found), *shown.sources(found), *left_out))
+
+
+def _flags(runs: pd.DataFrame) -> list[str]:
+    """What `verdicts.flags` asks a reader to look at, one note each."""
+    found = [f"look at this ({flag.kind}): {flag.text}" for flag in verdicts.flags(runs)]
+    more = len(found) - MOST_FLAGS
+    return found[:MOST_FLAGS] + ([f"look at this: {more} more, which `report` lists"] if more > 0 else [])
 
 
 def _long_row(cell: Shown, links: Path | None) -> Row:
@@ -86,20 +96,18 @@ def _long_row(cell: Shown, links: Path | None) -> Row:
     ))  # fmt: skip
 
 
-def _full(found: Sequence[Shown]) -> Table:
+def _full(found: Sequence[Shown], left_out: Sequence[str]) -> Table:
     """Every number in a column of its own; nothing is rounded to two decimals and nothing is marked."""
     names = [*COLUMN, "size", "init", "backbone", "given"]
     numbers = ["mean", "std", "low", "high", "best", "trivial"]
     head = [*names, "n", "seeds", *numbers, "bootstrap_low", "bootstrap_high", "published", "gap", "verdict", "source",
-            "source_locator", "ours", "eval_only", "mixed_weights", "other_code", "stale"]  # fmt: skip
+            "source_locator", "ours", "eval_only", "mixed_weights", "mixed_data", "other_code", "stale"]  # fmt: skip
     lines = []
     for cell in found:
         one: Published | None = cell["published"]
         words = [cell["verdict"], one.source if one else "", one.source_locator if one else ""]
-        flags = [
-            " ".join(sorted(cell["ours"])),
-            *(str(bool(cell[key])) for key in ("eval_only", "mixed", "other_code")),
-        ]
+        marks = (cell["eval_only"], cell["mixed"], len(cell["data"]) > 1, cell["other_code"])
+        flags = [" ".join(sorted(cell["ours"])), *(str(bool(mark)) for mark in marks)]
         lines.append(Row((
             *(Cell(cell[key]) for key in names),
             Cell(str(cell["n"])),
@@ -109,7 +117,7 @@ def _full(found: Sequence[Shown]) -> Table:
             *((Cell(value=one.value), Cell(value=cell["gap"])) if one else (Cell(), Cell())),
             *map(Cell, (*words, *flags, "; ".join(cell["stale"]))),
         )))  # fmt: skip
-    return Table("results", "Results", tuple(Column(text, "left") for text in head), tuple(lines))
+    return Table("results", "Results", tuple(Column(text, "left") for text in head), tuple(lines), tuple(left_out))
 
 
 def compared(runs: pd.DataFrame, first: str, second: str, *, stale: bool = False, links: Path | None = None) -> Table:
@@ -127,7 +135,8 @@ def compared(runs: pd.DataFrame, first: str, second: str, *, stale: bool = False
     if not pairs:
         raise UserError(f"nothing to compare: no task has runs of both '{first}' and '{second}' at one size")
     words = {"above": f"{first} above", "below": f"{first} below"} | WORDS
-    bounded = any(math.isnan(pair["p"]) and not math.isnan(pair["bound"]) for pair in pairs)  # decided by it
+    decided = {"above", "below", "within"}
+    bounded = any(math.isnan(pair["p"]) and pair["verdict"] in decided for pair in pairs)
     head = [
         *(Column(name, "left") for name in COLUMN),
         *(Column("backbone", "left", first), Column("mean", "right", first)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -19,6 +18,8 @@ from typing import NamedTuple
 
 from mae_bench import places
 from mae_bench.errors import UserError
+from mae_bench.reporting import agreement
+from mae_bench.reporting.files import write_whole
 from mae_bench.reporting.record import Record, one_line, read_record, write_record
 from mae_bench.reporting.store import digest, files_below, is_record, record_files
 
@@ -54,8 +55,9 @@ def promote(paths: Iterable[Path | str], into: Path) -> Copied:
     """Copy the records below ``paths`` to ``into/<task>/<backbone>/<run_id>.json``, with their pictures.
 
     Raises:
-        UserError: a damaged record, a smoke run, a name that cannot be a file's, a run that is there already (the same
-            run, or the same task, protocol, backbone, seed and recipe), or a full disk. Nothing is then copied.
+        UserError: a damaged record, one that contradicts itself (`agreement`), a smoke run, a name that cannot be a
+            file's, a run that is there already (the same run, or the same task, protocol, backbone, given weights, seed
+            and recipe), or a full disk. Nothing is then copied.
     """
     there, accepted = _contents(into), list[tuple[Record, Path]]()
     for file in record_files(paths):
@@ -108,9 +110,10 @@ def _contents(folder: Path) -> Contents:
 
 
 def _keys(record: Record) -> tuple[object, ...]:
-    """A run is there once: by its id, and as the one run of its cell, seed and recipe."""
-    sample = record.weights.sha256 if record.eval_only else record.seed
-    return record.run_id, (record.task, record.protocol, record.backbone, record.eval_only, sample, record.recipe_hash)
+    """A run is there once: by its id, and as the one run of its cell, seed and recipe. Given weights are a cell."""
+    given = record.weights.sha256 if record.eval_only or record.weights.kind == "given" else ""
+    seed = None if record.eval_only else record.seed
+    return record.run_id, (record.task, record.protocol, record.backbone, given, seed, record.recipe_hash)
 
 
 def _accept(record: Record, file: Path, into: Path, there: Contents) -> None:
@@ -121,6 +124,8 @@ def _accept(record: Record, file: Path, into: Path, there: Contents) -> None:
     for name in (record.task, record.backbone, record.run_id):
         if not NAME.fullmatch(name):
             raise UserError(f"{run}: '{one_line(name, 100)}' cannot name a file below {into}; rename the recipe")
+    for fault in agreement.contradictions(record):
+        raise UserError(one_line(f"{run} in {file}: {fault}; take the file as the run wrote it, or run again", 600))
     content = digest(record)
     for key in _keys(record):
         if key in there:
@@ -220,20 +225,10 @@ def png_fault(data: bytes) -> str:
 
 
 def _write_picture(data: bytes, target: Path) -> Path:
-    """Write it whole or not at all. The record beside it, written before, keeps other processes off the name."""
-    if os.path.lexists(target):
-        raise UserError(f"{target} is in the way, without a record; delete it")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=".record-", suffix=".tmp", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        written = write_whole(target, data, exclusive=True)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror}; free space") from error
+    if not written:
+        raise UserError(f"{target} is in the way, without a record; delete it")
     return target

@@ -13,7 +13,7 @@ import pandas as pd
 
 from mae_bench.reporting.published import Published
 from mae_bench.reporting.record import one_line
-from mae_bench.reporting.statistics import Summary, lower_is_better, quantile, summarise
+from mae_bench.reporting.statistics import Summary, impossible, lower_is_better, quantile, summarise
 
 Kind = Literal["within", "low", "above", "one seed", "no spread", "undefined"]
 
@@ -100,7 +100,8 @@ class Flag:
 
 
 def flags(frame: pd.DataFrame) -> list[Flag]:
-    """What looks wrong in the runs of `store.frame`, in a fixed order. Smoke runs are passed over.
+    """What looks wrong in the runs of `store.frame`, in a fixed order. Smoke runs, and runs without the metric, are
+    passed over.
 
     - undefined, impossible: no number, one outside [0, 100], or a best evaluation that is worse than the last one
     - chance: within twice the spread over seeds of a trivial prediction, or within half a point of it
@@ -110,7 +111,7 @@ def flags(frame: pd.DataFrame) -> list[Flag]:
     - dead seed: different seeds with one value
     - spread: five times as wide as is usual for the task, or five points where fewer than three cells tell what is
     """
-    runs = frame[~frame["smoke"].astype(bool)].sort_values([*RUN, "seed", "created", "digest"])
+    runs = frame[~frame["smoke"].astype(bool) & frame["measured"]].sort_values([*RUN, "seed", "created", "digest"])
     named = runs.assign(name=[_name(row) for row in runs.to_dict("records")])
     found = [flag for row in named.to_dict("records") for flag in _impossible(row)]
     trained = named[~named["eval_only"].astype(bool) & named["value"].notna()].drop_duplicates(
@@ -132,8 +133,8 @@ def _impossible(row: dict[Hashable, Any]) -> Iterator[Flag]:
     lower = lower_is_better(metric)
     if math.isnan(value):
         yield Flag("undefined", (row["name"],), f"{label} is undefined")
-    elif value < 0 or (value > 100 and not lower):
-        yield Flag("impossible", (row["name"],), f"{label} is {value:g}, outside {'[0, ∞)' if lower else '[0, 100]'}")
+    elif outside := impossible(metric, value):
+        yield Flag("impossible", (row["name"],), f"{label} is {value:g}, outside {outside}")
     if (best > value if lower else best < value) and not math.isclose(best, value, rel_tol=1e-6):
         yield Flag("impossible", (row["name"],), f"{label} is {value:g} at the end, and the best of all is {best:g}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +16,16 @@ class DataSpec(Sparse):
     """Where a task's pictures and labels lie below the data root, and what they must look like."""
 
     FEATURES: ClassVar[frozenset[str]] = frozenset(["repository", "image_column", "label_column"])
+    # The formats that read a key; the other keys are everybody's.
+    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {
+        "made": ("image_folder", "coco", "ade20k"),
+        "train_annotations": ("coco", "ade20k"),
+        "val_annotations": ("coco", "ade20k"),
+        "zero_is_other": ("ade20k",),
+        "repository": ("hf",),
+        "image_column": ("hf",),
+        "label_column": ("hf",),
+    }
 
     format: Literal["image_folder", "tar", "hf", "coco", "ade20k"]
     folder: str = ""  # default root: $MAE_BENCH_DATA/<folder>
@@ -27,17 +39,45 @@ class DataSpec(Sparse):
     # Images per split that the protocol's data set has. Empty: the recipe takes any data of the format, and
     # the data fingerprint is part of the protocol id.
     expected: dict[Literal["train", "val"], int] = Field(default_factory=dict)
-    # hf: the data set's name on the Hugging Face Hub, or ./FOLDER for a folder below the root
-    repository: str = Field("", pattern=r"^$|^(\./)?\w[\w.-]*(/\w[\w.-]*)*$")
+    repository: str = ""  # hf: owner/name on the Hugging Face Hub, or ./FOLDER for a folder below the root
     image_column: str = Field("image", min_length=1)
     label_column: str = "label"  # empty: the data set has no classes
 
+    @property
+    def hub(self) -> bool:
+        """Whether the data come from the Hugging Face Hub: then no folder is read."""
+        return self.format == "hf" and not self.repository.startswith("./")
+
     @model_validator(mode="after")
-    def _repository_is_read(self) -> DataSpec:
-        if self.format == "hf" and not self.repository:
-            raise ValueError("format 'hf' needs repository, the data set's name on the Hugging Face Hub or ./FOLDER")
-        if self.format != "hf" and (given := sorted(self.FEATURES & self.model_fields_set)):
-            raise ValueError(f"{given[0]} is read by format 'hf' alone, not by '{self.format}'; leave it out")
+    def _every_key_is_read(self) -> DataSpec:
+        for key, formats in self.READ_BY.items():
+            # A dump of a spec states all keys but FEATURES, at the default where the recipe did not.
+            silent = key not in self.FEATURES and getattr(self, key) == type(self).model_fields[key].default
+            if key in self.model_fields_set and self.format not in formats and not silent:
+                raise ValueError(f"{key} is read by {' and '.join(formats)}, not by '{self.format}'; leave it out")
+        if self.folder and (self.made or self.hub):
+            brought = "made by code" if self.made else "brought from the Hugging Face Hub"
+            raise ValueError(f"folder is not read where the data are {brought}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _repository_is_named(self) -> DataSpec:
+        # A bare name would be one of the `datasets` package's own modules, such as imagefolder, which read any folder.
+        word = r"\w[\w.-]*"
+        if self.format == "hf" and not re.fullmatch(rf"{word}/{word}|\.(/{word})+", self.repository):
+            raise ValueError(
+                f"format 'hf' needs repository, owner/name on the Hugging Face Hub or ./FOLDER, not {self.repository!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _splits_differ(self) -> DataSpec:
+        """A model evaluated on what it was trained on. Of COCO's format the annotations say what a split is."""
+        pairs = {"train": "val", "train_annotations": "val_annotations"}
+        for first, second in list(pairs.items())[self.format == "coco" :]:
+            given: str = getattr(self, first)
+            if given and PurePosixPath(given) == PurePosixPath(getattr(self, second)):
+                raise ValueError(f"{first} and {second} are both {given!r:.80}; training and validation must differ")
         return self
 
 

@@ -14,7 +14,7 @@ from mmengine.dataset import pseudo_collate
 
 from mae_bench.checkpoints.load import build_encoder, load_model, save_model
 from mae_bench.encoders.vit import Encoder, EncoderOptions
-from mae_bench.engine import distributed
+from mae_bench.engine import distributed, onednn
 from mae_bench.engine.job import Job, Outcome
 from mae_bench.engine.logs import mm_logs
 from mae_bench.engine.optim import build_optimizer, count_parameters, parameter_groups
@@ -113,8 +113,10 @@ def _evaluate_only(job: Job, evaluator: Evaluator) -> Outcome:
     assert job.options.weights is not None
     model = _build(job, Encoder(architecture, **_encoder_options(job.task.values, architecture.patch)), "BN")
     load_model(model, job.options.weights, _identity(job))
+    device = distributed.device(job.options)
+    onednn.place(model, device)
     metrics = evaluator(model)
-    effective = {"device": distributed.device(job.options).type, "world_size": distributed.world_size()}
+    effective = {"device": device.type, "world_size": distributed.world_size()} | onednn.effective(device)
     drawn = partial(samples.draw, model, evaluator)
     return Outcome(metrics, effective=effective, parameters=count_parameters(model), samples=drawn)
 
