@@ -93,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_runs(add)
     _add_weights(add)
     _add_results(add)
+    _add_records(add)
+    _add_whole(add)
     return parser
 
 
@@ -156,20 +158,7 @@ def _add_weights(add: Add) -> None:
 
 
 def _add_results(add: Add) -> None:
-    """Many runs, tables, and this environment."""
-    suite = add("suite", commands.suite, "pre-trainings and transfers of a suite file, each run once")
-    suite.add_argument("name", help="a suite, by name or path")
-    suite.add_argument("--tiny", action="store_true", help="its small form")
-    suite.add_argument("--only", default="", metavar="PATTERN", help="cells whose name contains this")
-    suite.add_argument("--seeds", default="0")
-    suite.add_argument("--jobs", type=int, default=1, help="cells at once (default: 1)")
-    suite.add_argument("--out", type=Path, default=Path("runs"))
-    suite.add_argument("--dry-run", action="store_true", help="print the commands and what is done")
-    suite.add_argument("--table", action="store_true", help="print the results beside the published numbers")
-    suite.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    suite.add_argument("--workers", type=int, default=2)
-    suite.add_argument("--micro-batch", type=int, default=0)
-
+    """What is made from records."""
     table = add("table", commands.table, "make a table from records, beside the published numbers")
     table.add_argument("name", nargs="?", default="", help="a paper's table or a suite (`list tables`); default: all")
     table.add_argument("--records", nargs="+", type=Path, help="record files or folders (default: results/runs)")
@@ -191,7 +180,7 @@ def _add_results(add: Add) -> None:
     report.add_argument("--stale", action="store_true", help="take in runs whose recipe has changed since, marked")
     report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
 
-    comparing = add("compare", commands.compare, "set two runs side by side: what differs, and do the two models")
+    comparing = add("compare", commands.compare, "set two runs side by side: what differs, and whether the models do")
     comparing.add_argument("first", metavar="RUN", help="a record file, a run folder or a run id")
     comparing.add_argument("second", metavar="RUN")
     comparing.add_argument("--json", action="store_true", help="everything as JSON")
@@ -207,6 +196,9 @@ def _add_results(add: Add) -> None:
     sending.add_argument("--to", required=True, choices=["wandb", "mlflow", "model-card"])
     sending.add_argument("--out", type=Path, help="file of the model card (default: MODEL_CARD.md)")
 
+
+def _add_records(add: Add) -> None:
+    """Records themselves."""
     promote = add("promote", commands.promote, "copy records into results/, to be committed on purpose")
     promote.add_argument("records", nargs="+", type=Path, help="record files or folders of runs")
     promote.add_argument("--into", type=Path, help="a folder below results/ (default: results/runs)")
@@ -221,6 +213,22 @@ def _add_results(add: Add) -> None:
     importing.add_argument("paths", nargs="+", type=Path, help="record files or folders")
     importing.add_argument("--into", type=Path, default=Path("runs/imported"), help="(default: runs/imported)")
     importing.set_defaults(command=commands.import_results)
+
+
+def _add_whole(add: Add) -> None:
+    """Many runs at once, and this environment."""
+    suite = add("suite", commands.suite, "pre-trainings and transfers of a suite file, each run once")
+    suite.add_argument("name", help="a suite, by name or path")
+    suite.add_argument("--tiny", action="store_true", help="its small form")
+    suite.add_argument("--only", default="", metavar="PATTERN", help="cells whose name contains this")
+    suite.add_argument("--seeds", default="0")
+    suite.add_argument("--jobs", type=int, default=1, help="cells at once (default: 1)")
+    suite.add_argument("--out", type=Path, default=Path("runs"))
+    suite.add_argument("--dry-run", action="store_true", help="print the commands and what is done")
+    suite.add_argument("--table", action="store_true", help="print the results beside the published numbers")
+    suite.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    suite.add_argument("--workers", type=int, default=2)
+    suite.add_argument("--micro-batch", type=int, default=0)
 
     doctor = add("doctor", commands.doctor, "say what is installed and found, and the command for what is missing")
     doctor.add_argument("--task", help="look only at what this task needs")

@@ -1,12 +1,21 @@
-"""Shared by all tests: a cache of their own, so that no test reads or fills the user's."""
+"""Shared by all tests: a cache of their own, so that no test reads or fills the user's, and no clock that decides."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("unhurried", deadline=None)  # how fast a busy machine is decides no test
+settings.load_profile("unhurried")
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # started by `nohup … &`; tests of Ctrl-C and their children need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -151,7 +151,7 @@ ANY_ARRAY = arrays.arrays(
 
 
 @given(array=ANY_ARRAY, how=st.sampled_from(["npz", "compressed", 2, 3, 4]), fortran=st.booleans())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_array_is_read_exactly(array: np.ndarray[Any, Any], how: Any, fortran: bool, tmp_path: Path) -> None:
     path = tmp_path / "file"
     array = np.asfortranarray(array) if fortran and array.ndim else array
@@ -312,7 +312,7 @@ def test_no_pickle_changes_how_the_next_is_read(tmp_path: Path) -> None:
 
 
 @given(content=st.binary(max_size=60).map(lambda tail: b"\x80\x02" + tail))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_end_in_a_user_error_or_in_tensors(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / os.urandom(4).hex()
     path.write_bytes(content)

@@ -270,7 +270,7 @@ def test_code_in_a_pickle_is_named_and_not_run(how: str, tmp_path: Path) -> None
 
 
 @given(keep=st.floats(0, 0.999), kind=st.sampled_from(["fair", "safetensors", "own"]))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_truncation_loads(keep: float, kind: str, tmp_path: Path) -> None:
     makers: dict[str, Make] = {"fair": fair, "safetensors": safetensors, "own": lambda folder: own(folder)[0]}
     path = truncated(makers[kind], keep)(tmp_path)
@@ -282,7 +282,7 @@ def test_no_truncation_loads(keep: float, kind: str, tmp_path: Path) -> None:
     flips=st.lists(st.tuples(st.floats(0, 0.9999), st.integers(1, 255)), min_size=1, max_size=3),
     kind=st.sampled_from(["fair", "legacy", "safetensors"]),
 )
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.filterwarnings("ignore")  # torch warns about pickle protocols that the damage invents
 def test_damaged_bytes_end_in_a_user_error_or_in_other_values(
     flips: list[tuple[float, int]], kind: str, tmp_path: Path

@@ -196,7 +196,7 @@ def test_code_in_a_pickle_of_arrays_is_named_and_not_run(where: str, tmp_path: P
     keep=st.floats(0.1, 1),
     name=st.sampled_from(["vitdet_pkl", "augreg"]),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.filterwarnings("ignore")  # NumPy warns about headers that the damage invents
 def test_damaged_bytes_end_in_a_user_error_or_in_other_values(
     flips: list[tuple[int, int]], keep: float, name: str, tmp_path: Path
@@ -271,7 +271,7 @@ SLOW = {name for name in CASES if name.startswith("mmseg")}
 
 
 @given(data=st.data(), name=st.sampled_from(sorted(set(CASES) - SLOW)))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_tensor_of_any_other_shape_is_a_user_error(data: st.DataObject, name: str, tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))  # tensors of the example before may be views of its file
     case = CASES[name](folder)

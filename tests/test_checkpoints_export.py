@@ -271,7 +271,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     architecture=architectures()
     | st.builds(lambda a: Architecture(**a.model_dump(include=PLAIN_FIELDS)), architectures())
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_an_architecture_is_written_exactly_or_refused(architecture: Architecture) -> None:
     recipe = made(architecture)
     with TemporaryDirectory() as name:

@@ -113,7 +113,7 @@ def test_each_layout_gives_the_features_of_timm(
     rel_pos=st.booleans(),
     full=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_tensor_is_accounted_for(
     tmp_path_factory: pytest.TempPathFactory,
     class_token: bool,

@@ -301,7 +301,7 @@ def test_a_folder_in_the_place_of_a_lock_is_named(weights: Path) -> None:
         proof.read_lock(weights)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.floats() | st.text(max_size=5), st.lists).map(json.dumps))
 def test_no_content_of_a_lock_raises_anything_else(weights: Path, content: bytes | str) -> None:
     proof.lock_file(weights).write_bytes(content if isinstance(content, bytes) else content.encode())

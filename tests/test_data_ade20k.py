@@ -201,7 +201,7 @@ def test_missing_folders_are_named(root: Path) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_colours_convert_back_to_indices(tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]]) -> None:
     folder = tmp_path_factory.mktemp("colours")
     colours = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 1], [9, 9, 9], [128, 64, 0]], np.uint8)

@@ -100,7 +100,7 @@ def test_a_jpeg_by_another_name_is_odd() -> None:
 
 
 @given(st.integers(1, 8), st.sampled_from(["<", ">"]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_orientation_is_read_as_pillow_reads_it(orientation: int, order: str) -> None:
     exif = turned(orientation)
     exif.endian = order
@@ -118,7 +118,7 @@ def boxes(draw: st.DrawFn) -> tuple[int, int, int, int]:
 @given(
     boxes(), st.tuples(st.integers(1, 64), st.integers(1, 64)), st.sampled_from(["bicubic", "bilinear"]), st.booleans()
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_crops_are_torchvisions_of_pillows_picture(
     box: tuple[int, int, int, int], size: tuple[int, int], interpolation: Any, flip: bool
 ) -> None:
@@ -177,7 +177,7 @@ def test_scaled_decoding_is_close_where_it_applies() -> None:
 
 
 @given(st.integers(8, 400), st.integers(8, 400), st.integers(1, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scaled_decoding_never_leaves_the_picture(height: int, width: int, size: int) -> None:
     """The box is cut from the raster that Pillow really made, at every size."""
     picture = inspect(encoded(Image.new("RGB", (width, height), (10, 200, 30))), "a.jpg")
@@ -226,7 +226,7 @@ def test_more_rows_than_there_are_is_truncation() -> None:
     at=st.integers(0, 1200),
     noise=st.binary(max_size=40),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damage_never_escapes_as_another_error(kind: str, at: int, noise: bytes, capfd: Any) -> None:
     """libjpeg conceals some damage, and says so on standard error."""
     data = bytearray((COMMON | OTHERS)[kind][0])

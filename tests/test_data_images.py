@@ -187,7 +187,7 @@ def test_a_file_of_other_bytes_than_it_says_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # of odd TIFF tags, when the noise makes a TIFF of it
 @given(st.binary(max_size=40), st.integers(0, 300))
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damage_never_escapes_as_another_error(tmp_path: Path, noise: bytes, at: int) -> None:
     content = bytearray(KINDS["png named JPEG"][0])
     content[at : at + len(noise)] = noise

@@ -313,7 +313,7 @@ def test_names_in_every_tar_format(tmp_path: Path, form: int) -> None:
 
 
 @given(at=st.integers(0, 6000), noise=st.binary(min_size=1, max_size=30))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damage_never_escapes_as_another_error(tmp_path: Path, at: int, noise: bytes) -> None:
     data = bytearray(pack(tmp_path / "a.tar", samples(0, 4)).read_bytes())
     data[at : at + len(noise)] = noise

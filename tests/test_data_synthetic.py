@@ -61,7 +61,7 @@ def test_the_first_pictures_never_change() -> None:
 
 
 @given(seed=st.integers(0, 2**32), index=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_picture_depends_on_seed_and_index_alone(seed: int, index: int) -> None:
     picture, again = shapes.draw(seed, index), shapes.draw(seed, index)
     assert np.array_equal(picture.pixels, again.pixels)

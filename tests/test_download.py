@@ -138,7 +138,7 @@ ANSWERS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(ANSWERS, min_size=1, max_size=8))
 def test_whatever_a_server_does_no_mixture_of_two_versions_arrives(answers: list[Answer]) -> None:
     """Without a hash to save the day: the file is one version from its start, or there is none."""

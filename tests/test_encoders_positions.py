@@ -66,7 +66,7 @@ def test_width_must_be_a_multiple_of_four() -> None:
 
 
 @given(grid=GRID, to=GRID, prefix=st.integers(0, 2), how=HOW)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_resize_keeps_the_prefix_and_treats_rows_and_columns_alike(
     grid: tuple[int, int], to: tuple[int, int], prefix: int, how: Resize
 ) -> None:
@@ -84,7 +84,7 @@ def test_resize_keeps_the_prefix_and_treats_rows_and_columns_alike(
 
 
 @given(grid=GRID, prefix=st.integers(0, 2), how=HOW)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_resize_is_the_identity_at_its_own_grid(grid: tuple[int, int], prefix: int, how: Resize) -> None:
     table = torch.randn(1, prefix + grid[0] * grid[1], 4)
     assert resize(table, grid, grid, prefix, how) is table
@@ -229,7 +229,7 @@ def test_bias_tables_lie_on_a_geometric_progression(grid: Any, to: Any) -> None:
 
 
 @given(grid=st.tuples(st.integers(3, 9), st.integers(3, 9)), to=st.tuples(st.integers(2, 20), st.integers(2, 20)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bias_tables_keep_near_offsets_symmetry_and_the_class_tokens_rows(grid: Any, to: Any) -> None:
     table = bias_table(grid)
     assert resize_bias_table(table, grid, grid) is table

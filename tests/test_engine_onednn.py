@@ -32,7 +32,7 @@ def _preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs=st.integers(1, 40),
     bias=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_values_and_gradients_are_torchs(shape: list[int], inputs: int, outputs: int, bias: bool) -> None:
     layer = nn.Linear(inputs, outputs, bias=bias)
     x = torch.randn(*shape, inputs, requires_grad=True)

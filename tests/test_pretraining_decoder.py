@@ -37,7 +37,7 @@ def plain(layers: nn.ModuleList, known: Tensor, table: Tensor, hidden: Tensor, s
     start=st.integers(0, 5),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_values_and_gradients_equal_the_plain_path(depth: int, kept: int, hidden: int, start: int, seed: int) -> None:
     layers = blocks(depth)
     torch.manual_seed(seed)

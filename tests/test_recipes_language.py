@@ -196,7 +196,7 @@ def test_a_recipe_that_is_no_text(tmp_path: Path) -> None:
     assert "not a recipe" in _complaint(load_task, str(folder))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     key=st.sampled_from(sorted(ClassificationValues.model_fields)),
     place=st.integers(0, 30),

@@ -170,7 +170,7 @@ POOL = [
 ]  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from(POOL), unique_by=id), st.randoms(), st.data())
 def test_order_and_copies_never_change_a_table(chosen: list[Record], order: random.Random, data: st.DataObject) -> None:
     copies = [*chosen, *(data.draw(st.lists(st.sampled_from(chosen))) if chosen else [])]

@@ -121,7 +121,7 @@ POOL = [
 NAMES = st.lists(st.sampled_from(DIMENSIONS), min_size=1, max_size=3, unique=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(POOL), min_size=1, unique_by=id), NAMES, NAMES, st.randoms(), st.data())
 def test_the_same_table_or_refusal_for_any_order_and_copies(
     chosen: list[Record], rows: list[str], columns: list[str], order: random.Random, data: st.DataObject

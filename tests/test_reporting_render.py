@@ -200,7 +200,7 @@ HOSTILE = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(min_size=1, max_size=40))
 def test_hostile_text_stays_text(text: str) -> None:
     check_hostile(text)
@@ -234,7 +234,7 @@ def check_hostile(text: str) -> None:
     assert plain.count("{") == plain.count("}")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.one_of(st.none(), st.floats(allow_infinity=False)), max_size=6), st.booleans())
 @example([1.0, 1.001, 2.0], False)
 def test_ranks(values: list[float | None], lower: bool) -> None:

@@ -96,7 +96,7 @@ def test_undefined_is_nan() -> None:
 MANY = [record(init=init, seed=seed, value=40.0 + seed) for init in ("mae", "scratch") for seed in range(3)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.permutations(MANY), st.lists(st.sampled_from(MANY)))
 def test_order_and_copies_change_nothing(shuffled: list, copies: list) -> None:
     pd.testing.assert_frame_equal(frame([*shuffled, *copies]), frame(MANY))
@@ -154,7 +154,7 @@ def test_columns_of_origin() -> None:
     assert rows.loc[11, "settings"] == ("no_such_value=null",)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.integers(0, len(VARIED) - 1), st.booleans()), max_size=8), st.permutations(list("abcdefgh"))
 )
@@ -172,7 +172,7 @@ def test_any_order_subset_and_copies_of_files_give_one_frame(picked: list[tuple[
             pd.testing.assert_frame_equal(found, load_frame([folder]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_damaged_file_is_refused_by_name_or_changes_nothing(data: st.DataObject) -> None:
     """One byte of a file cut, changed or repeated: the loader names the file, or reads a valid record."""

@@ -207,7 +207,7 @@ RUN_POOL = [
 ]
 
 
-@settings(max_examples=15, deadline=None)  # a table takes some 20 ms, more on a busy computer
+@settings(max_examples=15)  # a table takes some 20 ms, more on a busy computer
 @given(st.lists(st.sampled_from(RUN_POOL), min_size=1, unique_by=id), st.randoms(), st.data())
 def test_order_and_copies_never_change_a_table(chosen: list[Record], random: Any, data: st.DataObject) -> None:
     copies = [*chosen, *data.draw(st.lists(st.sampled_from(chosen)))]
@@ -229,7 +229,7 @@ def test_order_and_copies_never_change_a_table(chosen: list[Record], random: Any
     assert outcome(copies) == outcome(chosen)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
 @example("a|b\\|c", "`x`")
 @example("<script>alert(1)</script>", "[x](javascript:1)")

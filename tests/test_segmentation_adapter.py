@@ -179,7 +179,7 @@ def test_sliding_prediction_equals_mmsegs_own(pair: tuple[Segmenter, EncoderDeco
     seed=st.integers(0, 2**31),
     ties=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_label_map_is_argmax_of_all_classes(
     shape: tuple[int, int, int], size: tuple[int, int], seed: int, ties: bool
 ) -> None:

@@ -79,7 +79,7 @@ def test_counts_are_exact_above_what_float32_can_count() -> None:
 
 
 @given(seed=st.integers(0, 2**31), classes=st.integers(2, 150), pictures=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_scores_equal_mmsegs_metric(seed: int, classes: int, pictures: int) -> None:
     random = np.random.default_rng(seed)
     MMLogger.get_current_instance().setLevel("ERROR")
