@@ -12,9 +12,8 @@ from hypothesis import settings
 
 settings.register_profile("unhurried", deadline=None)  # how fast a busy machine is decides no test
 settings.load_profile("unhurried")
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # started by `nohup … &`; tests of Ctrl-C and their children need it
+# In a shell's background Ctrl-C is ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
