@@ -20,6 +20,7 @@ from mae_bench.reporting.render import Form, render
 
 TINY = "_tiny"
 RUNS, SUITES, TABLES = "results/runs", "results/suites", "results/tables"
+PAGE = "results/report.html"
 BEGIN, END = "<!-- table: mae_against_scratch -->\n", "<!-- end of table -->\n"  # in the README
 MADE = "`python -m mae_bench table --all` writes it"
 By = tuple[Sequence[str], Sequence[str]]
@@ -139,17 +140,18 @@ def _words(option: str) -> list[str]:
     return [word.strip() for word in option.split(",") if word.strip()]
 
 
-def report(paths: Paths = (), *, only: str | None = None, stale: bool = False) -> str:
+def report(paths: Paths = (), *, only: str | None = None, stale: bool = False, root: Path | None = None) -> str:
     """The page of results (`reporting.page`) of the runs below ``paths``.
 
     Args:
-        paths: default: results/runs; the tables of committed suites come with it.
+        paths: default: results/runs below ``root`` (the checkout); the tables of committed suites come with it.
         only: what the task, backbone, protocol or id of a run must contain.
 
     Raises:
         UserError: no run is left.
     """
-    where = paths or [_root() / RUNS]
+    root = root or _root()
+    where = paths or [root / RUNS]
     published, every = load_published(), papers.load()
     beside = frame(where, [store.PRIMARY, *_metrics(every, published)])
     found = beside[beside["primary"]].reset_index(drop=True)
@@ -157,7 +159,7 @@ def report(paths: Paths = (), *, only: str | None = None, stale: bool = False) -
         beside = page.matching(select(beside, stale=stale)[0], only)
     made = [papers.paper_table(source, table, beside, published, stale=stale) for source, table in every.values()]
     if not paths and not only:
-        made += [named(folder.name, [folder]) for folder in _suite_folders(_root())]
+        made += [named(folder.name, [folder]) for folder in _suite_folders(root)]
     return page.page(found, tables=made, published=published, stale=stale, only=only)
 
 
@@ -185,7 +187,10 @@ def committed(root: Path) -> dict[Path, str]:
     for folder in _suite_folders(root):
         made[f"{folder.name}.md"] = render(named(folder.name, [folder]), "markdown", title=True)
     files = {root / TABLES / name: text for name, text in made.items()}
-    return files | {root / "README.md": _readme(root / "README.md", against)}
+    return files | {
+        root / PAGE: _text(lambda: report(root=root)),
+        root / "README.md": _readme(root / "README.md", against),
+    }
 
 
 def _text(make: Callable[[], str]) -> str:
