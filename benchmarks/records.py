@@ -23,6 +23,7 @@ from typing import Any
 from mae_bench.recipes import digest
 from mae_bench.reporting import cells, store, tables
 from mae_bench.reporting.record import Record, record_from
+from mae_bench.reporting.render import render
 
 TASKS = {
     "tiny_linear": ("classification", "top1", "tiny-linear@1"),
@@ -148,7 +149,7 @@ def main() -> None:
         runs = store.load_frame([folder])
         print(f"load_frame            {least(lambda: store.load_frame([folder]))}")
         print(f"load_frame and cells  {least(lambda: cells.cells(cells.select(store.load_frame([folder]))[0]))}")
-        print(f"table of the frame    {least(lambda: tables.table(runs))}")
+        print(f"table of the frame    {least(lambda: render(tables.results(runs), 'markdown'))}")
         few = max(1, args.records // 10)
         write(long, made(few, 10 * args.history, args.per_class))
         print(f"memory                {growth(folder):6.1f} MiB for {args.records} records")
