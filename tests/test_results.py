@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mae_bench import doctor, tabulate
+from mae_bench import cli, doctor, tabulate
 from mae_bench.errors import UserError
 from mae_bench.reporting import cells, store
 
@@ -40,6 +40,10 @@ def records() -> list[Path]:
 
 def test_committed_tables_are_what_the_records_give() -> None:
     assert tabulate.check(ROOT) == []
+
+
+def test_the_committed_runs_hold_the_committed_baselines() -> None:
+    assert cli.main(["gate", "--against", str(ROOT / "results" / "baselines.json")]) == 0
 
 
 def test_the_readme_is_one_of_them() -> None:
