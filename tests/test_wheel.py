@@ -32,10 +32,12 @@ def test_wheel_carries_recipes_and_nothing_generic(wheel: Path) -> None:
         "tasks/*/README.md",
         "suites/*.toml",
         "results/published/*.csv",
+        "results/published/*.toml",
     ):
         checkout = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
         assert checkout and checkout <= bundled
     assert "mae_bench/py.typed" in names
+    assert {f"mae_bench/reporting/assets/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
     assert "mae_bench/detectron2.txt" in names
 
 
