@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from mae_bench.reporting import page, papers, staleness, store, tables
 from mae_bench.reporting.cells import select
 from mae_bench.reporting.files import write_whole
 from mae_bench.reporting.grid import Table
-from mae_bench.reporting.published import Published, load_published
+from mae_bench.reporting.published import load_published
 from mae_bench.reporting.record import one_line
 from mae_bench.reporting.render import Form, render
 
@@ -140,27 +140,31 @@ def _words(option: str) -> list[str]:
     return [word.strip() for word in option.split(",") if word.strip()]
 
 
-def report(paths: Paths = (), *, only: str | None = None, stale: bool = False, root: Path | None = None) -> str:
+def report(paths: Paths = (), *, only: str | None = None, stale: bool = False) -> str:
     """The page of results (`reporting.page`) of the runs below ``paths``.
 
     Args:
-        paths: default: results/runs below ``root`` (the checkout); the tables of committed suites come with it.
+        paths: default: results/runs; the tables of committed suites come with it.
         only: what the task, backbone, protocol or id of a run must contain.
 
     Raises:
         UserError: no run is left.
     """
-    root = root or _root()
-    where = paths or [root / RUNS]
-    published, every = load_published(), papers.load()
-    beside = frame(where, [store.PRIMARY, *_metrics(every, published)])
-    found = beside[beside["primary"]].reset_index(drop=True)
+    beside, found = _with_primary(paths or [_root() / RUNS])
     if only:  # which runs count is decided among all
         beside = page.matching(select(beside, stale=stale)[0], only)
-    made = [papers.paper_table(source, table, beside, published, stale=stale) for source, table in every.values()]
-    if not paths and not only:
-        made += [named(folder.name, [folder]) for folder in _suite_folders(root)]
-    return page.page(found, tables=made, published=published, stale=stale, only=only)
+    made = _papers(beside, stale=stale) + ([] if paths or only else list(_suites(_root()).values()))
+    return page.page(found, tables=made, published=load_published(), stale=stale, only=only)
+
+
+def _with_primary(paths: Iterable[Path | str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Runs in every metric that the papers' tables show or that is their own; and in their own alone."""
+    published = load_published()
+    metrics = {
+        metric for source, table in papers.load().values() for metric in papers.metrics(source, table, published)
+    }
+    beside = frame(paths, [store.PRIMARY, *sorted(metrics)])
+    return beside, beside[beside["primary"]].reset_index(drop=True)
 
 
 def _root() -> Path:
@@ -175,20 +179,21 @@ def committed(root: Path) -> dict[Path, str]:
     Raises:
         UserError: a damaged record, or a README without these two lines.
     """
-    judged = frame([root / RUNS])
+    beside, judged = _with_primary([root / RUNS])
+    shown, suites = _papers(beside), _suites(root)
+    everything = [*shown, *suites.values()]
     against = _text(lambda: render(tables.compared(judged, "mae", "scratch"), "markdown"))
     made = {
         "all.md": _text(lambda: render(tables.results(judged, layout="long"), "markdown")),
         "all.csv": _text(lambda: render(tables.results(judged, layout="full"), "csv")),
         "all.tex": _text(lambda: render(tables.results(judged), "latex")),
         "mae_against_scratch.md": against,
-        "papers.md": _papers(root),
+        "papers.md": "\n".join(render(one, "markdown", title=True) for one in shown),
     }
-    for folder in _suite_folders(root):
-        made[f"{folder.name}.md"] = render(named(folder.name, [folder]), "markdown", title=True)
+    made |= {f"{name}.md": render(one, "markdown", title=True) for name, one in suites.items()}
     files = {root / TABLES / name: text for name, text in made.items()}
     return files | {
-        root / PAGE: _text(lambda: report(root=root)),
+        root / PAGE: _text(lambda: page.page(judged, tables=everything, published=load_published())),
         root / "README.md": _readme(root / "README.md", against),
     }
 
@@ -201,21 +206,17 @@ def _text(make: Callable[[], str]) -> str:
         return f"{one_line(error)}\n"
 
 
-def _suite_folders(root: Path) -> list[Path]:
-    return sorted(path for path in (root / SUITES).glob("*") if path.is_dir())
+def _suites(root: Path) -> dict[str, Table]:
+    """The tables of the suites whose records are committed."""
+    folders = sorted(path for path in (root / SUITES).glob("*") if path.is_dir())
+    return {folder.name: named(folder.name, [folder]) for folder in folders}
 
 
-def _metrics(every: Mapping[str, tuple[str, papers.Definition]], published: Sequence[Published]) -> list[str]:
-    """Those that the papers' tables show."""
-    return sorted({metric for source, table in every.values() for metric in papers.metrics(source, table, published)})
-
-
-def _papers(root: Path) -> str:
+def _papers(beside: pd.DataFrame, *, stale: bool = False) -> list[Table]:
     """Every paper's tables beside our runs."""
-    published, every = load_published(), papers.load()
-    found = frame([root / RUNS], _metrics(every, published))
-    parts = [papers.paper_table(source, table, found, published) for source, table in every.values()]
-    return "\n".join(render(part, "markdown", title=True) for part in parts)
+    published = load_published()
+    every = papers.load().values()
+    return [papers.paper_table(source, table, beside, published, stale=stale) for source, table in every]
 
 
 def _readme(path: Path, block: str) -> str:

@@ -15,7 +15,7 @@ from mae_bench import places
 from mae_bench.errors import UserError, nearest
 from mae_bench.reporting import store
 from mae_bench.reporting.comparison_text import text_of
-from mae_bench.reporting.record import Record, Values, read_record
+from mae_bench.reporting.record import Record, Values, flat, read_record
 from mae_bench.reporting.statistics import Classes, McNemar, mcnemar, over_classes
 
 
@@ -230,19 +230,11 @@ def _weights(record: Record) -> dict[str, JsonValue]:
 
 def _changes(first: Mapping[str, JsonValue], second: Mapping[str, JsonValue]) -> Iterator[Change]:
     """Values of nested mappings that differ, under dotted keys, in the order of the keys."""
-    flat = dict(_flat(first)), dict(_flat(second))
-    for key in sorted(flat[0].keys() | flat[1].keys()):
-        one, other = flat[0].get(key), flat[1].get(key)
+    sides = dict(flat(first)), dict(flat(second))
+    for key in sorted(sides[0].keys() | sides[1].keys()):
+        one, other = sides[0].get(key), sides[1].get(key)
         if one != other:
             yield Change(key, one, other)
-
-
-def _flat(value: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            yield from _flat(inner, f"{prefix}{key}.")
-        else:
-            yield prefix + key, inner
 
 
 def _history(a: Record, b: Record) -> str:

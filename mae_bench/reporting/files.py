@@ -1,4 +1,4 @@
-"""Give a file its content in one step. Imports no torch."""
+"""Read a file of bounded size; give a file its content in one step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,26 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from mae_bench.errors import UserError
+
 PREFIX, SUFFIX = ".unfinished-", ".tmp"  # of what a writer that was killed may leave behind
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+
+
+def read_bounded(path: Path, most: int, what: str, mend: str = "") -> bytes:
+    """Content of a file of at most ``most`` bytes.
+
+    Raises:
+        UserError: unreadable, followed by ``mend``; or larger, and so ``what`` (e.g. "not a record").
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}{mend}") from error
+    if len(content) > most:
+        raise UserError(f"{path} is larger than {most} bytes: {what}")
+    return content
 
 
 def write_whole(target: Path, content: str | bytes, *, exclusive: bool = False) -> bool:

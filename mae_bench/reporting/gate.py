@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from mae_bench.errors import UserError
 from mae_bench.recipes import explain
 from mae_bench.reporting.cells import cells, rows, select
-from mae_bench.reporting.files import write_whole
+from mae_bench.reporting.files import read_bounded, write_whole
 from mae_bench.reporting.record import one_line
 from mae_bench.reporting.statistics import impossible, lower_is_better, summarise
 from mae_bench.reporting.store import PRIMARY
@@ -79,13 +79,7 @@ BASELINES = TypeAdapter(list[Baseline])
 
 def read_baselines(path: Path) -> list[Baseline]:
     """A JSON list of `Baseline`. Raises `UserError` that names the file, the entry and the key."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; `gate --write` makes it from records") from error
-    if len(text) > MAX_BYTES:
-        raise UserError(f"{path} is larger than {MAX_BYTES} bytes: no list of baselines")
+    text = read_bounded(path, MAX_BYTES, "no list of baselines", "; `gate --write` makes it from records")
     try:
         found = BASELINES.validate_json(text)
     except ValidationError as error:

@@ -23,7 +23,7 @@ from mae_bench.reporting import shown
 from mae_bench.reporting.cells import cells, rows, select
 from mae_bench.reporting.files import write_whole
 from mae_bench.reporting.grid import DASH, Cell, Column, Row, Table
-from mae_bench.reporting.record import Record, one_line, read_record
+from mae_bench.reporting.record import Record, flat, one_line, read_record
 from mae_bench.reporting.render import render
 from mae_bench.reporting.shown import Shown
 from mae_bench.reporting.statistics import impossible
@@ -110,7 +110,9 @@ def _to_mlflow(record: Record) -> str:
     """
     mlflow: Any = import_module("mlflow")
     params = {
-        _plain(key): one_line(value, MLFLOW_TEXT) for key, value in _flat(_labels(record) | {"recipe": _values(record)})
+        _plain(key): one_line(value, MLFLOW_TEXT)
+        for key, value in flat(_labels(record) | {"recipe": _values(record)})
+        if value != {}
     }
     with mlflow.start_run(run_name=one_line(record.run_id, 250)):
         mlflow.set_tags({"mae_bench.run_id": record.run_id, "mae_bench.protocol": record.protocol})
@@ -162,14 +164,6 @@ def _curve(record: Record) -> Iterator[tuple[int, dict[str, float]]]:
             values = {key: value for key, value in point.items() if key != "step" and value is not None}
             points.setdefault(int(step), {}).update(values)
     yield from sorted(points.items())
-
-
-def _flat(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else key)
-    else:
-        yield prefix, value
 
 
 def _plain(name: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -28,7 +28,7 @@ from pydantic_core import from_json
 from mae_bench.errors import UserError
 from mae_bench.recipes import explain
 from mae_bench.reporting import migrate
-from mae_bench.reporting.files import write_whole
+from mae_bench.reporting.files import read_bounded, write_whole
 from mae_bench.schema import Init, Size, Strict
 
 if TYPE_CHECKING:
@@ -249,6 +249,15 @@ def one_line(text: object, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def flat(value: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """Nested values under dotted keys; an empty dictionary is a value."""
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            yield from flat(inner, f"{prefix}{key}.")
+        else:
+            yield prefix + key, inner
+
+
 def write_record(record: Record, folder: Path, name: str = "record.json") -> Path:
     """Write ``folder/name``, whole or not at all, and never over another file.
 
@@ -275,13 +284,7 @@ def read_record(path: Path) -> Record:
         UserError: unreadable, too large, no JSON, not the schema, or of a newer version; one line that names the file
             and the key.
     """
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_RECORD_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    if len(text) > MAX_RECORD_BYTES:
-        raise UserError(f"{path} is larger than {MAX_RECORD_BYTES} bytes: not a record")
+    text = read_bounded(path, MAX_RECORD_BYTES, "not a record")
     try:
         if CURRENT.match(text):
             return Record.model_validate_json(text)  # the way of ten thousand files: parsed and checked in one go
